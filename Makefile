@@ -1,0 +1,92 @@
+# A fresh machine needs python3 (3.10 or newer, with venv), make and git; everything else goes into .venv.
+
+PYTHON  ?= python3
+# What `make reproduce` runs
+SCALE   ?= laptop
+SEEDS   ?=
+OUT     ?= reproduced
+# Notebooks tested at once
+WORKERS ?= 2
+
+VENV   := .venv
+LATEST := .venv-latest
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP    := -m pip --disable-pip-version-check
+
+# The stamp holds the folder it was made in: an environment that was moved, or whose python is gone, is made again
+BROKEN := $(if $(wildcard $(STAMP)),$(shell \
+            { [ "$$(cat $(STAMP))" = "$(CURDIR)" ] && $(BIN)/python -c ''; } >/dev/null 2>&1 || echo broken))
+
+.DEFAULT_GOAL := help
+.PHONY: help env reproduce test test-latest bench readme docs constraints clean broken
+
+help:  ## Show this list
+	@echo 'usage: make TARGET'; echo
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r t d; do printf '  %-12s %s\n' "$$t" "$$d"; done
+	@echo; echo 'variables: SCALE=smoke|laptop|paper  SEEDS=N  OUT=DIR  WORKERS=N  PYTHON=python3.11'
+
+# $(call python-ok): stop with advice when $(PYTHON) is missing or too old
+define python-ok
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+  echo "'$(PYTHON)' is missing or older than Python 3.10. Install a newer one, or name it: make PYTHON=python3.11 ..." >&2; exit 1; }
+endef
+
+# $(call make-venv,DIR): make DIR unless a working one is there
+define make-venv
+@$(1)/bin/python $(PIP) --version >/dev/null 2>&1 || { \
+  if [ -e $(1) ]; then echo "$(1) does not work here; making it anew"; fi; $(PYTHON) -m venv --clear $(1); } || { \
+  echo "Could not make $(1). On Debian and Ubuntu: apt install python3-venv. Then: make clean, and try again" >&2; exit 1; }
+endef
+
+# The stamp comes last, so an interrupted installation is taken up again
+$(STAMP): settings.ini setup.py pyproject.toml constraints.txt $(BROKEN)
+	$(python-ok)
+	@rm -f $@
+	$(if $(BROKEN),@rm -rf $(VENV))
+	$(call make-venv,$(VENV))
+	$(BIN)/python $(PIP) install -c constraints.txt -e '.[dev]'
+	@echo '$(CURDIR)' > $@
+
+env: $(STAMP)  ## Set up .venv (the others do it when needed)
+
+reproduce: $(STAMP)  ## Run the synthetic study: tables, figures and a results page in OUT
+	$(BIN)/reinit_repro synthetic --scale $(SCALE) $(if $(SEEDS),--seeds $(SEEDS)) --out $(OUT)
+
+# One thread each: the workers share the cores, and smoke networks are small
+test: export REINIT_SCALE = smoke
+test: $(STAMP)  ## Test the notebooks and the library at smoke scale
+	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS) --do_print --timing
+	$(BIN)/python -m pytest -q -rs tests
+
+# No constraints and no nbdev here, so the newest fastai and fastcore come in; upgraded on every call
+test-latest: export REINIT_SCALE = smoke
+test-latest:  ## Test the library on the newest fastai, fastcore and torch, in .venv-latest
+	$(python-ok)
+	$(call make-venv,$(LATEST))
+	$(LATEST)/bin/python $(PIP) install -U --upgrade-strategy eager -e . pytest hypothesis
+	$(LATEST)/bin/python $(PIP) list | grep -iE '^(fastai|fastcore|torch|torchvision|numpy|pandas) '
+	$(LATEST)/bin/python -m pytest -q -rs tests
+
+bench: $(STAMP)  ## Compare the ensemble with plain torch on this machine
+	$(BIN)/reinit_bench
+
+readme:  ## Make README.md from nbs/index.ipynb
+	$(PYTHON) .ci/readme.py
+
+# README.md is made first: nbdev_docs makes its own when ours is older than the notebook
+docs:  ## Build the site into _docs (needs Quarto)
+	@command -v quarto >/dev/null || { \
+	  echo 'The site needs Quarto 1.7 or newer, and `quarto` was not found.' >&2; \
+	  echo 'Get it from https://quarto.org/docs/get-started and run `make docs` again.' >&2; exit 1; }
+	@case '$(CURDIR)/' in */.*) echo 'nbdev skips folders whose name starts with a dot, so the pages would be empty: build from another path' >&2; exit 1;; esac
+	@$(MAKE) --no-print-directory env readme
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/nbdev_docs --n_workers $(WORKERS)
+
+constraints: $(STAMP)  ## Pin what is installed in .venv (see CONTRIBUTING.md)
+	$(BIN)/python .ci/constraints.py
+	@echo '$(CURDIR)' > $(STAMP)
+
+clean:  ## Remove environments, the built site and caches; results stay
+	rm -rf $(VENV) $(LATEST) _docs _proc build dist *.egg-info .pytest_cache .hypothesis
+	find nbs reinit_nb tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
