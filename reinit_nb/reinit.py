@@ -53,15 +53,16 @@ def each(f, # Called with one generator
 def draw(shape:Sequence[int], # Of one model's weight
          init:str='glorot_uniform', # One of `INITS`
          gen:Gen=None, # Usually `streams.init` or `streams.reinit`
-         dtype=torch.float32 # Of the weights
+         dtype=torch.float32, # Of the weights
+         device=None # Of the weights; default: the generator's
         )->Tensor:
     "A fresh weight, or a stack of them"
     init = init_name(init)
     a = INITS[init](*fans(shape))
     rand = torch.rand if init.endswith('uniform') else torch.randn
     def one(g):
-        # drawn in single precision, so that a seed means the same network at every precision
-        r = rand(*shape, generator=g, device=g.device).to(dtype)
+        # drawn in single precision where the generator lives: a seed means the same network at every precision, on every device
+        r = rand(*shape, generator=g, device=g.device).to(device or g.device, dtype)
         return r.mul_(2*a).sub_(a) if init.endswith('uniform') else r.mul_(a)
     return each(one, gen)
 
@@ -103,7 +104,7 @@ def random_scores(ws:Sequence[Tensor], # Weights
     "Scores for random masks, from the `mask` stream"
     one = isinstance(streams, Streams)
     gen = [(s.fork('fixed mask') if fixed else s).mask for s in ([streams] if one else streams)]
-    scores = [each(lambda g: torch.rand(w.shape[0 if one else 1:], generator=g, device=g.device), gen) for w in ws]
+    scores = [each(lambda g: torch.rand(w.shape[0 if one else 1:], generator=g, device=g.device).to(w.device), gen) for w in ws]
     return [s[0] for s in scores] if one else scores
 
 # %% ../nbs/30_reinit.ipynb #615d5edd
@@ -150,7 +151,7 @@ def redraw(ws:Sequence[Tensor], # Weights, one for each layer
     "Eq. 1 for all layers, with fresh draws from the `reinit` stream"
     one = isinstance(streams, Streams)
     gen = streams.reinit if one else [s.reinit for s in streams]
-    return [w if s is None else reinit(w, s, draw(w.shape[0 if one else 1:], init, gen, w.dtype)) for w,s in zip(ws, masks)]
+    return [w if s is None else reinit(w, s, draw(w.shape[0 if one else 1:], init, gen, w.dtype, w.device)) for w,s in zip(ws, masks)]
 
 # %% ../nbs/30_reinit.ipynb #bab65a25
 def lw_schedule(K:int, # Blocks
@@ -197,7 +198,7 @@ class FixedNorm(nn.Module):
                  sigma=1. # Its standard deviation
                 ):
         super().__init__()
-        self.register_buffer('mu', torch.as_tensor(mu, dtype=torch.get_default_dtype()))
-        self.register_buffer('sigma', torch.as_tensor(sigma, dtype=torch.get_default_dtype()))
+        self.register_buffer('mu', torch.as_tensor(mu))
+        self.register_buffer('sigma', torch.as_tensor(sigma))
     def forward(self, z): return (z-self.mu)/self.sigma
     def extra_repr(self): return f'mu={self.mu:.4g}, sigma={self.sigma:.4g}'
