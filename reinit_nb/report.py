@@ -44,6 +44,7 @@ def _texts(col, digits):
 def _columns(df, digits):
     "For each column, and before them those of an index that says something: name, is it numeric, values, texts"
     if not isinstance(df, pd.DataFrame): raise ReinitError(f'a table needs a DataFrame, not {type(df).__name__}')
+    if not len(df.columns): raise ReinitError('a table needs at least one column')
     if not (isinstance(df.index, pd.RangeIndex) and df.index.name is None): df = df.reset_index()
     for i,name in enumerate(df.columns):
         col = df.iloc[:,i]
@@ -62,7 +63,7 @@ def text_table(df:pd.DataFrame, # Any table
 # %% ../nbs/61_report.ipynb #69e186fd
 def _cells(name, num, col, texts):
     "The cells of one column, header first"
-    c = ' class="num"' if num else ''
+    c = ' class="num"' if num else ' class="long"' if max(map(len, texts), default=0)>28 else ''
     value = (f' data-v="{float(v)!r}"' if num and not pd.isna(v) else '' for v in col)
     return [f'<th scope="col"{c}>{escape(name)}</th>', *(f'<td{c}{v}>{escape(t)}</td>' for v,t in zip(value, texts))]
 
@@ -92,11 +93,11 @@ def figure_html(fig, # As in `png`
                 alt:str, # What the figure shows, in words
                 dpi:int=110 # Dots per inch
                )->str:
-    "A figure as an image inside the page, no wider than the screen"
+    "A figure as an image inside the page, no wider than the screen, but never too small to read"
     if not isinstance(alt, str) or not alt.strip(): raise ReinitError('a figure needs alt: say in a sentence what it shows')
     data = png(fig, dpi)
     w,h = (int.from_bytes(data[i:i+4], 'big') for i in (16,20))   # of the PNG header, so that the page does not jump while it loads
-    return f'<figure><img alt="{escape(alt)}" width="{w}" height="{h}" src="data:image/png;base64,{base64.b64encode(data).decode()}"></figure>'
+    return f'<figure><img alt="{escape(alt)}" width="{w}" height="{h}" style="min-width:min(32rem,{w}px)" src="data:image/png;base64,{base64.b64encode(data).decode()}"></figure>'
 
 # %% ../nbs/61_report.ipynb #254431b2
 _css = '''
@@ -104,7 +105,7 @@ _css = '''
 @media (prefers-color-scheme:dark){:root{--bg:#15181c;--fg:#e6e8eb;--dim:#a3acb8;--line:#3a424d;--head:#20252b;--link:#8ab8f5}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
-body{margin:0 auto;max-width:60rem;padding:1.5rem 1rem 3rem;background:var(--bg);color:var(--fg);font:1rem/1.55 system-ui,sans-serif;overflow-wrap:break-word}
+body{margin:0 auto;max-width:66rem;padding:1.5rem 1rem 3rem;background:var(--bg);color:var(--fg);font:1rem/1.55 system-ui,sans-serif;overflow-wrap:break-word}
 h1{font-size:1.7rem;line-height:1.2;margin:0 0 .3rem}
 h2{font-size:1.25rem;line-height:1.3;margin:2.2rem 0 .6rem}
 p{max-width:44rem;margin:.6rem 0}
@@ -117,15 +118,19 @@ code{font-family:ui-monospace,monospace;font-size:.92em}
 :focus-visible{outline:2px solid var(--link);outline-offset:2px}
 table{border-collapse:collapse;font-size:.92rem}
 caption{text-align:left;padding:0 0 .4rem}
-th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-th{background:var(--head);white-space:nowrap}
-.num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+th,td{padding:.3rem .65rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+th,td{white-space:nowrap;font-variant-numeric:tabular-nums}
+th{background:var(--head)}
+td.long{white-space:normal;min-width:15rem}
+.num{text-align:right}
+tr>:first-child:not(.long){position:sticky;left:0;background:var(--bg)}
+tr>th:first-child:not(.long){background:var(--head)}
 th button{all:unset;cursor:pointer}
 th button:focus-visible{outline:2px solid var(--link);outline-offset:2px}
 th button::after{content:"\\2195";margin-left:.3em;opacity:.4}
 th[aria-sort=ascending] button::after{content:"\\2191";opacity:1}
 th[aria-sort=descending] button::after{content:"\\2193";opacity:1}
-figure{margin:1rem 0}
+figure{margin:1rem 0;overflow-x:auto}
 img{max-width:100%;height:auto;background:#fff;border-radius:4px}
 details{margin:.8rem 0}
 summary{cursor:pointer;color:var(--link)}

@@ -1,0 +1,220 @@
+"The command `reinit_repro`, at smoke scale"
+import json, os, re, signal, subprocess, sys, time
+from html.parser import HTMLParser
+from pathlib import Path
+import pandas as pd
+import pytest
+import torch
+from reinit_nb import __version__, cli
+from reinit_nb.cli import MARKER, STUDIES, marker, parser, reinit_repro
+from reinit_nb.core import Store, load_results
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    "Every test in an empty folder, with nothing set"
+    monkeypatch.chdir(tmp_path)
+    for o in ('REINIT_RUNS','REINIT_SCALE'): monkeypatch.delenv(o, raising=False)
+
+@pytest.fixture(autouse=True, scope='module')
+def one_thread():
+    "Smoke networks are small, and two threads wait long for each other where the cores are busy"
+    n = torch.get_num_threads()
+    torch.set_num_threads(1); yield; torch.set_num_threads(n)
+
+env = {**{k:v for k,v in os.environ.items() if k not in ('REINIT_RUNS','REINIT_SCALE')}, 'OMP_NUM_THREADS':'1', 'PYTHONIOENCODING':'utf-8'}
+
+def records(root): return {f.parent.name:f.stat().st_mtime_ns for f in Path(root).glob('??/*/record.json')}
+
+@pytest.fixture(scope='module')
+def done(tmp_path_factory):
+    "A finished smoke run: folder, and what was printed"
+    d = tmp_path_factory.mktemp('done')
+    r = subprocess.run([sys.executable, '-c', 'import sys; from reinit_nb.cli import reinit_repro; sys.exit(reinit_repro())', 'synthetic', '--scale', 'smoke', '--out', 'new/out', '--runs', 'kept'],
+                       cwd=d, capture_output=True, encoding='utf-8', env=env)
+    assert r.returncode==0, r.stderr
+    return d,r.stdout
+
+# ---------------------------------------------------------------- a whole run
+
+def test_writes_everything(done):
+    d,printed = done
+    out = d/'new/out'
+    assert sorted(o.name for o in out.iterdir())==['index.html','rounds.png','runs.csv',MARKER,'table1.csv','table1.png','table5.csv','table5.png']
+    for o in out.glob('*.png'): assert o.read_bytes()[:8]==b'\x89PNG\r\n\x1a\n'
+    found = json.loads((out/MARKER).read_text())
+    assert (found['study'], found['format'], found['reinit_nb'], found['scale'])==('synthetic', 1, __version__, 'smoke')
+    assert 'new/out/index.html' in printed and str(d) not in printed
+    assert not list(d.rglob('.tmp-*'))
+
+def test_tables_hold_the_papers_numbers(done):
+    t1,t5 = (pd.read_csv(done[0]/'new/out'/f'table{i}.csv') for i in (1,5))
+    assert len(t1)==18 and len(t5)==18 and t1.paper.notna().all() and t5.paper.notna().all()
+    assert t1['mean'].between(0, 100).all() and t5['mean'].between(0, 1).all()
+    for t in (t1,t5): assert (t.lo<=t['mean']).all() and (t['mean']<=t.hi).all()
+    runs = load_results(done[0]/'new/out/runs.csv')
+    assert set(runs.table)=={'table1','table5'} and runs.recipe.nunique()==len(records(done[0]/'kept'))
+
+def test_prints_tables_and_verdicts(done):
+    printed = done[1]
+    t1 = pd.read_csv(done[0]/'new/out/table1.csv')
+    for m in t1.method.unique(): assert re.search(rf'\b{m}\b', printed)
+    for v in (*t1.paper, .82): assert f'({v}' in printed
+    for v in t1['mean']: assert f'{v:.1f}' in printed
+    assert all(re.search(rf'[✅❌➖] {o} ', printed) for o in ('R1','R2','R3'))
+
+class Tables(HTMLParser):
+    "Exact numbers of every table, by caption"
+    def __init__(self, text):
+        super().__init__(); self.tables,self.caption,self.inside = {},None,False
+        self.feed(text)
+    def handle_starttag(self, tag, attrs):
+        if tag=='table': self.caption = None
+        if tag=='caption': self.inside = True
+        if tag=='tr' and self.caption: self.tables[self.caption].append([])
+        if tag=='td' and self.caption and 'data-v' in dict(attrs): self.tables[self.caption][-1].append(float(dict(attrs)['data-v']))
+    def handle_data(self, data):
+        if self.inside: self.caption,self.inside = data,False; self.tables[self.caption] = []
+
+def test_page_agrees_with_csv(done):
+    out = done[0]/'new/out'
+    found = {k[:7]:[r for r in v if r] for k,v in Tables((out/'index.html').read_text(encoding='utf-8')).tables.items()}
+    for i in (1,5):
+        t = pd.read_csv(out/f'table{i}.csv').drop(columns='method')
+        page = pd.DataFrame(found[f'Table {i}'], columns=t.columns).astype(float)
+        assert page.round(9).map('{:.6g}'.format).equals(t.astype(float).map('{:.6g}'.format))
+
+def test_page_tells_everything(done):
+    text = (done[0]/'new/out/index.html').read_text(encoding='utf-8')
+    for o in ('Verdicts','Table 1','Table 5','Round by round','How it was run'): assert f'<h2>{o}</h2>' in text
+    assert text.count('<img alt="')==3 and 'smoke run' in text and __version__ in text
+    assert not re.findall(r'(?:src|href)="(?!data:|#)|url\(|https?://', text)
+    assert str(done[0]) not in text                                                         # no path of this machine
+
+def test_second_run_trains_nothing(done, monkeypatch, capsys):
+    d,_ = done
+    monkeypatch.chdir(d)
+    before,runs = records('kept'),Path('new/out/runs.csv').read_bytes()
+    def no(*a, **k): raise AssertionError('something was run again')
+    monkeypatch.setattr(Store, 'put', no)
+    start = time.perf_counter()
+    assert reinit_repro(['synthetic','--scale','smoke','--out','new/out','--runs','kept'])==0
+    assert time.perf_counter()-start < 30
+    assert ' 0 of them new' in capsys.readouterr().out and records('kept')==before
+    new = Path('new/out/runs.csv').read_bytes()
+    assert new==runs                                                                         # values, versions and dates are those of the runs
+
+def test_runs_from_environment_and_more_seeds(done, monkeypatch, capsys):
+    monkeypatch.setenv('REINIT_RUNS', str(done[0]/'kept')); monkeypatch.setenv('REINIT_SCALE', 'smoke')
+    n = len(records(done[0]/'kept'))
+    monkeypatch.setattr(cli, 'run', lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert reinit_repro(['synthetic','--out','o'])==130
+    assert f'Interrupted: {n} of {n} runs are finished and kept in' in capsys.readouterr().err
+    assert reinit_repro(['synthetic','--out','o','--seeds','1'])==130
+    assert re.search(rf'Interrupted: (\d+) of \1 runs', capsys.readouterr().err)                # a first seed is the same seed
+
+# ---------------------------------------------------------------- help
+
+def test_help(capsys):
+    assert reinit_repro([])==0
+    text = capsys.readouterr().out
+    assert reinit_repro(['--help'])==0 and capsys.readouterr().out==text
+    options = [o for a in parser()._actions for o in a.option_strings]
+    for o in (*options, *STUDIES, 'smoke', 'laptop', 'paper', 'index.html', 'table1.csv', 'runs.csv', 'REINIT_SCALE', 'REINIT_RUNS', 'examples', 'Ctrl-C'): assert o in text
+    assert {'--scale','--seeds','--out','--runs'} <= set(options)
+    assert reinit_repro(['--version'])==0 and __version__ in capsys.readouterr().out
+
+# ---------------------------------------------------------------- wrong input
+
+@pytest.fixture
+def refused(capsys, monkeypatch):
+    "Call with wrong arguments; gives the message. Nothing may be run"
+    def no(*a, **k): raise AssertionError('training was started')
+    monkeypatch.setattr(cli, 'run', no)
+    def go(*argv):
+        assert reinit_repro(argv)==2
+        got = capsys.readouterr()
+        assert got.out=='' and got.err.startswith('reinit_repro: ') and got.err.count('\n')==1
+        return got.err
+    return go
+
+@pytest.mark.parametrize('argv,says', [
+    ('syntetic', "did you mean 'synthetic'? Known: synthetic"), ('xyz', "study='xyz' is not known. Known: synthetic"), ('--scale smoke', 'which study? Known: synthetic'),
+    ('synthetic --seeds 0', '--seeds=0 should be a whole number >= 1'), ('synthetic --seeds -3', '--seeds=-3'), ('synthetic --seeds 2.5', "--seeds: invalid int value: '2.5'"),
+    ('synthetic --seeds many', "--seeds: invalid int value: 'many'"), ('synthetic --seeds', '--seeds: expected one argument'),
+    ('synthetic --scale labtop', "did you mean 'laptop'? Known: smoke, laptop, paper"), ('synthetic --sede 3', 'unrecognized arguments: --sede 3'),
+    ('synthetic extra', 'unrecognized arguments: extra'), ('synthetic --out same --runs same', '--out and --runs are both same')])
+def test_wrong_arguments(argv, says, refused):
+    assert says in refused(*argv.split())
+    assert os.listdir()==[]                                                                  # not even a folder is left
+
+def test_wrong_scale_in_environment(refused, monkeypatch):
+    monkeypatch.setenv('REINIT_SCALE', 'big')
+    assert "REINIT_SCALE='big' is not known" in refused('synthetic')
+
+def test_out_is_a_file(refused):
+    Path('o').write_text('mine')
+    assert '--out o is a file; name a folder' in refused('synthetic','--scale','smoke','--out','o')
+    assert '--out o/sub' in refused('synthetic','--scale','smoke','--out','o/sub')
+    assert Path('o').read_text()=='mine'
+
+def test_out_is_occupied(refused):
+    Path('o').mkdir(); Path('o/.hidden').touch()
+    for n in ('a.txt','b.txt','c.txt','d.txt'): (Path('o')/n).touch()
+    before = sorted(os.listdir('o'))
+    assert '--out o is occupied by a.txt, b.txt, c.txt and 1 more, and has no study.json of ours; name a new or an empty folder' in refused('synthetic','--scale','smoke','--out','o')
+    assert sorted(os.listdir('o'))==before
+
+@pytest.mark.parametrize('text,says', [
+    (marker('synthetic', 'smoke').replace('"format": 1', '"format": 7'), 'another version (reinit_nb '+__version__+', format 7;'),
+    (marker('synthetic', 'smoke').replace(__version__, '99.0'), 'another version (reinit_nb 99.0, format 1;'),
+    (marker('vision', 'smoke'), "holds the study 'vision'"), ('{', 'damaged or not ours'), ('[1]', 'damaged or not ours'), ('{"a":1}', 'damaged or not ours')])
+def test_out_has_another_marker(text, says, refused):
+    Path('o').mkdir(); Path('o', MARKER).write_text(text)
+    msg = refused('synthetic','--scale','smoke','--out','o')
+    assert says in msg and 'choose another --out, or remove o' in msg and Path('o', MARKER).read_text()==text
+
+def test_out_is_not_writable(refused, monkeypatch):
+    Path('o').mkdir()
+    if os.getuid(): Path('o').chmod(0o500)
+    else: monkeypatch.setattr(cli.Path, 'expanduser', lambda p: Path('/proc/self/o') if p==Path('o') else p)    # nothing is forbidden to root, but this
+    msg = refused('synthetic','--scale','smoke','--out','o')
+    assert '--out' in msg and 'cannot be written' in msg and 'name another folder' in msg
+
+def test_runs_is_not_a_folder(refused):
+    Path('kept').touch()
+    assert 'the store kept cannot be written' in refused('synthetic','--scale','smoke','--runs','kept')
+    assert os.listdir()==['kept']
+
+# ---------------------------------------------------------------- Ctrl-C
+
+# Each record takes a moment longer to write, so that the signal arrives between two of them
+_slow = '''
+import sys, time
+from reinit_nb.core import Store
+put = Store.put
+def slow(*a, **k): put(*a, **k); time.sleep(.1)
+Store.put = slow
+from reinit_nb.cli import reinit_repro
+sys.exit(reinit_repro())
+'''
+
+@pytest.mark.skipif(os.name!='posix', reason='signals are sent as on posix')
+def test_interrupted_and_resumed(capsys):
+    argv = ['synthetic','--scale','smoke','--out','o','--runs','kept']
+    p = subprocess.Popen([sys.executable, '-c', _slow, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding='utf-8', env=env)
+    for _ in range(600):
+        if len(records('kept'))>=3 or p.poll() is not None: break
+        time.sleep(.1)
+    p.send_signal(signal.SIGINT)
+    out,err = p.communicate(timeout=60)
+    assert p.returncode==130 and out=='' and 'Traceback' not in err
+    found = re.search(r'Interrupted: (\d+) of (\d+) runs are finished and kept in kept; the same command goes on from there', err)
+    assert found, err
+    kept,total,before = int(found[1]),int(found[2]),records('kept')
+    assert 3 <= kept < total and len(before)==kept
+    assert os.listdir('o')==[MARKER]                                                         # ours, so that the next call may write there
+
+    assert reinit_repro(argv)==0
+    after = records('kept')
+    assert len(after)==total and {k:after[k] for k in before}==before                       # what was finished was not run again
+    assert f'{total} runs, {total-kept} of them new' in capsys.readouterr().out
