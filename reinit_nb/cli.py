@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 from . import __version__, claims, study
 from .core import PROVENANCE, SCALES, ReinitError, Store, atomic_write, check_choice, check_number, flat, save_results, scale
+from .reinit import METHODS
 from .report import escape, figure_html, page, png, prose, table_html, text_table, write_page
 from .sweep import run
 
@@ -109,14 +110,15 @@ def prepare(args # From `parser`
 
 # %% ../nbs/62_cli.ipynb #bc14806e
 def measure(recipes:dict, # Recipes of `table1` and `table5`
-            store:Store # Finished runs are taken from here, and new ones put here
+            store:Store, # Finished runs are taken from here, and new ones put here
+            scale:str # Of the recipes
            )->Namespace: # Tidy runs `df1` and `df5`, tables `t1` and `t5`, `verdicts`, and how long it took
     "Run what is missing, and compute tables and verdicts"
     every = [r for o in recipes.values() for r in o]
     start,new = time.perf_counter(),sum(r not in store for r in every)
     df1,df5 = (run(rs, store, label=label) for rs,label in zip((recipes['table1'], recipes['table5']), ('Table 1','Table 5')))
     took,training = time.perf_counter()-start,sum(store.record(r)['seconds'] or 0 for r in every)
-    return Namespace(df1=df1, df5=df5, t1=study.table1(df1), t5=study.table5(df5), verdicts=[claims.r1(df1), claims.r2(df1), claims.r3(df5)],
+    return Namespace(df1=df1, df5=df5, t1=study.table1(df1), t5=study.table5(df5), verdicts=[f(df, scale=scale) for f,df in ((claims.r1,df1), (claims.r2,df1), (claims.r3,df5))],
                      n=len(every), new=new, took=took, training=training)
 
 # %% ../nbs/62_cli.ipynb #03c6e40e
@@ -162,8 +164,7 @@ def how_run(res:Namespace, # From `measure`
 # %% ../nbs/62_cli.ipynb #84d53474
 _intro = ('The label of an example is spelled by 3 coordinates, times the signal strength α; 125 others are noise. With 256 examples a network can reach 100% training accuracy without looking at the signal, so '
           'what counts is the test accuracy.',
-          'All methods train the same network for the same number of steps, and differ in what they redraw between rounds: nothing (BL), random weights (WELSR, WELS), the smallest (DSD), '
-          'the last layers (FC), or all layers behind a block that moves from the first layer to the last (LW).')
+          'All methods train the same network for the same number of steps. They differ in what they redraw between rounds.')
 _cells = "Cells read: ours ± half the width of the 95% interval (the paper's)."
 _names = dict(alpha='α', l2='L2 penalty', lo='95% from', hi='95% to', paper_err='paper ±', diff='difference', train='train accuracy')
 _words = {'✅':'✅ holds', '❌':'❌ fails', '➖':'➖ open'}   # not every machine can draw the signs
@@ -184,6 +185,7 @@ def results_page(res:Namespace, # From `measure`
     img = {k:figure_html(*v) for k,v in figs.items()}
     smoke = how['value'][0]=='smoke'
     return page('Reinitialization on a synthetic task', prose(*_intro, *['This is a smoke run: it shows that everything works, and its numbers mean nothing.']*smoke),
+        table_html(pd.DataFrame(METHODS.items(), columns=['method','between rounds'])),
         ('Verdicts', prose('What the paper claims, and whether it holds in these runs; open is what they cannot decide.'), table_html(claims.scorecard(res.verdicts).replace(dict(verdict=_words)))),
         _table('Table 1', res.t1, 'Test accuracy in percent, for three signal strengths α.', img['table1']),
         _table('Table 5', res.t5, 'Test accuracy as a fraction, with an L2 penalty on the weights.', img['table5']),
@@ -235,7 +237,7 @@ def _reproduce(args):
     recipes = dict(table1=study.table1_recipes(args.scale, args.seeds), table5=study.table5_recipes(args.scale, args.seeds))
     store,out = prepare(args)
     every = [r for o in recipes.values() for r in o]
-    try: res = measure(recipes, store)
+    try: res = measure(recipes, store, args.scale)
     except KeyboardInterrupt:
         done = sum(r in store for r in every)
         raise KeyboardInterrupt(f'{done} of {len(every)} runs are finished and kept in {store.root}; the same command goes on from there') from None

@@ -251,7 +251,7 @@ class MLPRun(Recipe):
     redraw:bool = True            # LW: redraw the layers above block k?
     rescale:bool = True           # LW: give the blocks up to k their initial norm back?
     normalize:bool = True         # LW: put a fixed norm after block k?
-    normalize_head:bool = False   # … also after the last layer, where it would act on the logits?
+    normalize_head:bool = True    # … also after the last layer, on the logits? Algorithm 1 does, if every layer is a block
     opt_state:str = 'zero'        # What becomes of momentum when a method acts: zero or keep
 
 # %% ../nbs/41_ensemble.ipynb #3a5ce9a0
@@ -399,7 +399,16 @@ def _torch_intervene(run, r, net, norm0, streams, x):
             if s is not None and s.all(): lin.bias.zero_()
     return True
 
-# %% ../nbs/41_ensemble.ipynb #ade1e34c
+# %% ../nbs/41_ensemble.ipynb #a0797202
+@torch.no_grad()
+def _torch_measure(run, r, net, data):
+    "`_measure`, for one ordinary network"
+    x,y,xt,yt = data
+    ws,hit = [m.weight for m in net if isinstance(m, nn.Linear)],lambda x,y: (net(x).argmax(1)==y).double().mean()
+    cols = dict(train_acc=hit(x, y), test_acc=hit(xt, yt), **{f'norm{l+1}':norm_of(w) for l,w in enumerate(ws)},
+                signal=ws[0][:,:run.task.bits].square().mean().sqrt(), noise=ws[0][:,run.task.bits:].square().mean().sqrt())
+    return dict(round=r+1, step=(r+1)*run.steps, **{k:v.item() for k,v in cols.items()})
+
 def _order(run, streams):
     "Endless minibatches of positions"
     n = run.task.n_train
@@ -420,7 +429,7 @@ def torch_run(run:MLPRun, # The recipe
             opt.zero_grad()
             F.cross_entropy(net(x[i]), y[i]).backward()
             opt.step()
-        with torch.no_grad(): rows.append(dict(round=r+1, train_acc=(net(x).argmax(1)==y).double().mean().item(), test_acc=(net(xt).argmax(1)==yt).double().mean().item()))
+        rows.append(_torch_measure(run, r, net, (x, y, xt, yt)))
     return net,rows
 
 # %% ../nbs/41_ensemble.ipynb #cc352a49

@@ -86,6 +86,7 @@ def test_page_agrees_with_csv(done):
 def test_page_tells_everything(done):
     text = (done[0]/'new/out/index.html').read_text(encoding='utf-8')
     for o in ('Verdicts','Table 1','Table 5','Round by round','How it was run'): assert f'<h2>{o}</h2>' in text
+    assert text.count('>smoke</td>')==4 and '>laptop</td>' not in text                 # three verdicts, and how it was run
     assert text.count('<img alt="')==3 and 'smoke run' in text and __version__ in text
     assert not re.findall(r'(?:src|href)="(?!data:|#)|url\(|https?://', text)
     assert str(done[0]) not in text                                                         # no path of this machine
