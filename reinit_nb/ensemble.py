@@ -290,15 +290,20 @@ def _write(stack, idx, ws, masks):
         stack.W[l][idx] = w
         if s.all(): stack.b[l][idx] = 0
 
-def _layerwise(stack, run, k, idx, streams, x):
-    "Lines 5–18 of Algorithm 1"
-    if run.rescale:
-        for l in range(k): stack.W[l][idx] = rescale(stack.W[l][idx], stack.norm0[l][idx], 1)
-    if run.normalize and (k<stack.depth or run.normalize_head):
-        mu,sigma = (s.view(-1, 1, 1) for s in output_stats(logits(stack, x, upto=k)[idx], 1))
-        if stack.norms[k-1] is None: stack.norms[k-1] = (torch.ones_like(stack.b[0][:,:1]), torch.zeros_like(stack.b[0][:,:1]))
-        stack.norms[k-1][0][idx],stack.norms[k-1][1][idx] = 1/sigma,-mu/sigma
+def _layerwise(stack, run, k, idx, x):
+    "Lines 5–17 of Algorithm 1; what has collapsed to zero can be neither rescaled nor normalised, and stays"
+    for l in range(k if run.rescale else 0):
+        live = idx[norm_of(stack.W[l][idx], 1)>0]
+        stack.W[l][live] = rescale(stack.W[l][live], stack.norm0[l][live], 1)
+    if not run.normalize or (k==stack.depth and not run.normalize_head): return
+    z = logits(stack, x, upto=k)
+    live = idx[z[idx].flatten(1).std(1)>0]
+    mu,sigma = (s.view(-1, 1, 1) for s in output_stats(z[live], 1))
+    one = torch.ones_like(stack.b[0][:,:1])
+    if stack.norms[k-1] is None: stack.norms[k-1] = (one, torch.zeros_like(one))
+    stack.norms[k-1][0][live],stack.norms[k-1][1][live] = 1/sigma,-mu/sigma
 
+# %% ../nbs/41_ensemble.ipynb #609c454a
 def intervene(stack:Stack, # The networks, changed in place
               run:MLPRun, # What all of `idx` have in common
               r:int, # Round, from 0
@@ -308,7 +313,7 @@ def intervene(stack:Stack, # The networks, changed in place
              )->bool: # Did anything happen?
     "What a method does before round `r`"
     if run.method=='BL' or (r==0 and run.method!='LW'): return False
-    if run.method=='LW': _layerwise(stack, run, run.ks[r], idx, streams, x)
+    if run.method=='LW': _layerwise(stack, run, run.ks[r], idx, x)
     if run.method!='LW' or run.redraw:
         ws = [w[idx] for w in stack.W]
         masks = method_masks(run.method, ws, streams, run.frac, run.scope, run.ks[r])
@@ -387,11 +392,12 @@ def _torch_intervene(run, r, net, norm0, streams, x):
     if run.method=='BL' or (r==0 and run.method!='LW'): return False
     lins,norms,k = [m for m in net if isinstance(m, nn.Linear)],[m for m in net if isinstance(m, FixedNorm)],run.ks[r]
     if run.method=='LW' and run.rescale:
-        for lin,s in zip(lins[:k], norm0): lin.weight.copy_(rescale(lin.weight, s))
+        for lin,s in zip(lins[:k], norm0):
+            if norm_of(lin.weight)>0: lin.weight.copy_(rescale(lin.weight, s))
     if run.method=='LW' and run.normalize and (k<len(lins) or run.normalize_head):
-        norms[k-1].mu.fill_(0); norms[k-1].sigma.fill_(1)
-        mu,sigma = output_stats(net[:list(net).index(norms[k-1])+1](x))
-        norms[k-1].mu.copy_(mu); norms[k-1].sigma.copy_(sigma)
+        z = net[:list(net).index(norms[k-1])](x)   # before this norm
+        if z.std()>0:
+            for o,v in zip((norms[k-1].mu, norms[k-1].sigma), output_stats(z)): o.copy_(v)
     if run.method!='LW' or run.redraw:
         masks = method_masks(run.method, [m.weight for m in lins], streams, run.frac, run.scope, k)
         for lin,w,s in zip(lins, redraw([m.weight for m in lins], masks, streams, run.init), masks):

@@ -8,13 +8,15 @@ __all__ = ['ENSEMBLE', 'Engine', 'run', 'ask']
 # %% ../nbs/50_sweep.ipynb #f7256b07
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 import pandas as pd
+import torch
 from . import ensemble
-from .core import Recipe, Store, load_results, progress, scale
+from .core import Recipe, Store, check_number, default_device, load_results, progress, scale
 
 # %% ../nbs/50_sweep.ipynb #04852157
 class Engine(NamedTuple):
@@ -35,18 +37,35 @@ def _run_portion(portion, store, engine):
             for r,rows in zip(p, engine.run(p)): store.put(r, rows, seconds=(time.perf_counter()-start)/len(p))
     return [r for r in portion if r not in mine]
 
+# %% ../nbs/50_sweep.ipynb #0b23ef80
+def _side_by_side(f, items, workers):
+    "`f` of every item, as they get ready"
+    if workers==1: yield from map(f, items); return
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for o in as_completed([pool.submit(f, i) for i in items]): yield o.result()
+    finally:
+        pool.shutdown(cancel_futures=True)   # after Ctrl-C, what is under way is still finished and kept
+        torch.set_num_threads(threads)       # torch would give new threads the workers' setting
+
 # %% ../nbs/50_sweep.ipynb #975e9060
 def run(recipes:Sequence[Recipe], # What to run
         store:Store|None=None, # Where runs are kept; default: `Store()`
         engine:Engine=ENSEMBLE, # How to run them
         label:str='', # Shown beside the progress bar
-        show:bool=True # Show a progress bar?
+        show:bool=True, # Show a progress bar?
+        workers:int|None=None # Portions at once; default: as many as torch has threads, or one on a GPU
        )->pd.DataFrame: # `Store.frame` of all `recipes`, with provenance
     "Run the recipes that the store does not have yet, and give the results of all"
     store = (Store() if store is None else store).check_writable()
+    if workers is None: workers = torch.get_num_threads() if default_device().type=='cpu' else 1
+    check_number('workers', workers, 1, integer=True)
     todo = [r for r in dict.fromkeys(recipes) if r not in store]
     while todo:
-        others = [r for p in progress(engine.plan(todo), label=label, show=show) for r in _run_portion(p, store, engine)]
+        portions = engine.plan(todo)
+        done = _side_by_side(lambda p: _run_portion(p, store, engine), portions, workers)
+        others = [r for left in progress(done, total=len(portions), label=label, show=show) for r in left]
         if others: time.sleep(.5)   # another process is at these: it will finish, or leave them to us
         todo = [r for r in others if r not in store]
     return store.frame(recipes, provenance=True)

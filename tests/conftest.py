@@ -3,4 +3,4 @@ import os
 
 os.environ.setdefault('REINIT_SCALE', 'smoke')
 os.environ.setdefault('MPLBACKEND', 'Agg')      # no test opens a window
-os.environ.setdefault('OMP_NUM_THREADS', '2')   # small tensors: more threads only wait for each other
+os.environ.setdefault('OMP_NUM_THREADS', '1')   # small tensors: more threads only wait for each other
