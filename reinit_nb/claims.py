@@ -13,7 +13,7 @@ import pandas as pd
 from .core import check_choice, scale as get_scale
 from .reinit import METHODS
 from .stats import paired, sign_verdict
-from .study import last_round, table5, table5_name
+from .study import FACTOR, last_round, table5, table5_name
 
 # %% ../nbs/60_claims.ipynb #7bc0b032
 VERDICTS = ('✅','❌','➖')
@@ -42,7 +42,8 @@ def _percent(df): # Ends of runs, accuracies in %, α as a column of its own
     d = last_round(df).rename(columns={'task.alpha':'alpha'})
     return d.assign(test=100*d.test_acc, train=100*d.train_acc)
 
-def _pm(o, digits=1): return f'{o["mean"]:+.{digits}f} [{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]'
+def _pm(o, digits=1): # A difference and its interval
+    return f'{o["mean"]:+.{digits}f} ' + ('(one seed, no interval)' if o['n']==1 else f'[{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]')
 
 # %% ../nbs/60_claims.ipynb #379eaa03
 def r1(df:pd.DataFrame, # Runs of `study.table1_recipes`
@@ -69,12 +70,12 @@ def r2(df:pd.DataFrame, # Runs of `study.table1_recipes`
         lead = {m:paired(d, 'LW', m, 'test') for m in METHODS if m!='LW'}
         m,o = min(lead.items(), key=lambda kv: kv[1]['mean'])
         ok.append('➖' if np.isnan(o['lo']) else '❌' if any(v['hi']<0 for v in lead.values()) else '✅')
-        said.append(f'α={alpha:g}: {_pm(o)} over the next best, {m}')
-    return Verdict('R2', 'LW is best or tied at every α', worst(ok), 'LW minus the best other method in points: ' + '; '.join(said), df.seed.nunique(), get_scale(scale))
+        said.append(f'α={alpha:g}: {_pm(o)} to {m}')
+    return Verdict('R2', 'LW is best or tied at every α', worst(ok), 'lead of LW over the best other method in points: ' + '; '.join(said), df.seed.nunique(), get_scale(scale))
 
 # %% ../nbs/60_claims.ipynb #175a9363
 def r3(df:pd.DataFrame, # Runs of `study.table5_recipes`
-       factor:float=1., # As in `study.table5`
+       factor:float=FACTOR, # As in `study.table5`
        scale:str|None=None # At which they were run; default: as in `core.scale`
       )->Verdict:
     "With L2, do Rescaling and LW beat the best baseline with less penalty?"
