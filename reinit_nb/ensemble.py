@@ -31,9 +31,9 @@ def _in_place(fn, fn_, back):   # the gradient follows from the output, which ma
 
 # %% ../nbs/41_ensemble.ipynb #9cac3323
 _aten = torch.ops.aten
-ACTS = {'relu': _in_place(torch.relu, torch.relu_, lambda d,h: _aten.threshold_backward(d, h, 0)),
-        'tanh': _in_place(torch.tanh, torch.tanh_, _aten.tanh_backward),
-        'sigmoid': _in_place(torch.sigmoid, torch.sigmoid_, _aten.sigmoid_backward),
+ACTS = {'relu': _in_place(torch.relu, torch.relu_, lambda d,h: _aten.threshold_backward.grad_input(d, h, 0, grad_input=d)),
+        'tanh': _in_place(torch.tanh, torch.tanh_, lambda d,h: _aten.tanh_backward.grad_input(d, h, grad_input=d)),
+        'sigmoid': _in_place(torch.sigmoid, torch.sigmoid_, lambda d,h: _aten.sigmoid_backward.grad_input(d, h, grad_input=d)),
         'gelu': Act(F.gelu), 'silu': Act(F.silu), 'sin': Act(torch.sin)}
 
 def find_act(act:str|Callable # A name in `ACTS`, or any elementwise function
@@ -57,6 +57,7 @@ class Stack:
         self.b = [w.new_zeros(len(gen), w.shape[1], 1) for w in self.W]
         self.norm0 = [norm_of(w, 1) for w in self.W]   # s_l of Algorithm 1
         self.norms = [None]*len(self.W)                # 1/σ and −μ/σ after each layer, once a member has them
+        self.scratch = {}                              # memory that training steps use again and again
 
     def __len__(self): return len(self.W[0])
     @property
@@ -65,13 +66,20 @@ class Stack:
 # %% ../nbs/41_ensemble.ipynb #c8dc00fa
 def _grouped(t, D): return t.view(D, -1, t.shape[2])   # members that share data, as one tall matrix
 
-def _layer(stack, l, u):
-    "Output of layer `l` on `u`, the same after its fixed norm, and what the backward pass needs"
-    W,b,norm,D = stack.W[l],stack.b[l],stack.norms[l],len(u)
-    z = torch.baddbmm(_grouped(b, D), _grouped(W, D), u).view(len(W), -1, u.shape[2])
-    h,saved = stack.act.f(z) if l<stack.depth-1 else (z, None)
-    return h, h if norm is None else torch.addcmul(norm[1], h, norm[0]), saved
+def _into(stack, name, l, *shape):
+    "Memory for a step, the same in every step: asking for it anew takes time"
+    key = name,l,shape
+    if key not in stack.scratch: stack.scratch[key] = stack.W[0].new_empty(shape)
+    return stack.scratch[key]
 
+def _layer(stack, l, u, fast=False):
+    "Output of layer `l` on `u`, the same after its fixed norm, and what the backward pass needs; `fast`: only valid until the next step"
+    W,b,norm,D,n = stack.W[l],stack.b[l],stack.norms[l],len(u),u.shape[2]
+    z = torch.baddbmm(_grouped(b, D), _grouped(W, D), u, out=_into(stack, 'z', l, D, W[:,:,0].numel()//D, n) if fast else None).view(len(W), -1, n)
+    h,saved = stack.act.f(z) if l<stack.depth-1 else (z, None)
+    return h, h if norm is None else torch.addcmul(norm[1], h, norm[0], out=_into(stack, 'u', l, *h.shape) if fast else None), saved
+
+# %% ../nbs/41_ensemble.ipynb #6d78df31
 def logits(stack:Stack, # The networks
            x:Tensor, # data sets × examples × features
            upto:int|None=None # Stop at the output of this layer, counted from 1, before its fixed norm
@@ -117,13 +125,13 @@ def backward(stack:Stack, # The networks
     "Backpropagate the mean cross-entropy of every member, and hand each layer's part to `update`"
     us,saved = [x.transpose(1, 2)],[]
     for l in range(stack.depth):
-        _,u,s = _layer(stack, l, us[-1])
+        _,u,s = _layer(stack, l, us[-1], fast=True)
         us.append(u); saved.append(s)
     d = torch.softmax(us.pop(), 1).sub_(onehot).mul_(scale/x.shape[1])
     for l in reversed(range(stack.depth)):
         if stack.norms[l] is not None: d.mul_(stack.norms[l][0])
         if l<stack.depth-1: d = stack.act.back(d, saved[l])
-        below = torch.bmm(stack.W[l].transpose(1, 2), d) if l else None   # before `update` changes the weights
+        below = torch.bmm(stack.W[l].transpose(1, 2), d, out=_into(stack, 'd', l, *us[l].shape)) if l else None   # before `update` changes the weights
         update(l, d, us[l])
         d = below
 
