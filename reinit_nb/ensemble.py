@@ -306,6 +306,7 @@ def _layerwise(stack, run, k, idx, x):
     if not run.normalize or (k==stack.depth and not run.normalize_head): return
     z = logits(stack, x, upto=k)
     live = idx[z[idx].flatten(1).std(1)>0]
+    if not len(live): return
     mu,sigma = (s.view(-1, 1, 1) for s in output_stats(z[live], 1))
     one = torch.ones_like(stack.b[0][:,:1])
     if stack.norms[k-1] is None: stack.norms[k-1] = (one, torch.zeros_like(one))

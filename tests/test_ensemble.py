@@ -62,6 +62,15 @@ def test_a_member_does_not_depend_on_its_neighbours():
     crowd = [MLPRun(m, TASK, seed=s, steps=10) for s in (9,3,4) for m in ('WELS','LW','BL')]
     same(run(crowd, dtype=torch.float64)[crowd.index(q)], alone, 1e-9)
 
+def test_neighbours_that_diverge_or_collapse_do_no_harm():
+    "A learning rate that ends in NaN and a penalty that ends at zero, beside a run like any other"
+    q = MLPRun('LW', TASK, seed=3, steps=30)
+    alone = run([q], dtype=torch.float64)[0]
+    crowd = [q, q.replace(lr=1e200), q.replace(lr=.1, l2=9.9, rescale=False, redraw=False)]
+    rows = run(crowd, dtype=torch.float64)
+    same(rows[0], alone, 1e-9)
+    assert not rows[1][-1]['norm1']<1e100 and rows[2][-1]['norm1']<1e-6
+
 def test_global_generators_are_untouched():
     before = torch.get_rng_state()
     run([MLPRun(m, TASK, steps=2, batch=64) for m in METHODS])
