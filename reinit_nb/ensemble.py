@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from fastcore.basics import patch
+from .blocks import FixedNorm
 from .core import Recipe, ReinitError, Streams, check_choice, check_number, default_device
-from .reinit import METHODS, SCOPES, FixedNorm, draw, init_name, lw_schedule, method_masks, norm_of, output_stats, redraw, rescale
+from .reinit import METHODS, SCOPES, draw, init_name, lw_schedule, method_masks, norm_of, output_stats, redraw, rescale
 from .synthetic import SyntheticTask, make
 
 # %% ../nbs/41_ensemble.ipynb #6a1700aa

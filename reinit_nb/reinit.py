@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['INITS', 'ALIASES', 'Gen', 'SCOPES', 'METHODS', 'reinit', 'fans', 'init_name', 'each', 'draw', 'n_redrawn',
            'mask_lowest', 'masks_lowest', 'random_scores', 'mask_channels', 'method_masks', 'redraw', 'lw_schedule',
-           'norm_of', 'rescale', 'output_stats', 'FixedNorm']
+           'norm_of', 'rescale', 'output_stats']
 
 # %% ../nbs/30_reinit.ipynb #267f82aa
 import math
 from collections.abc import Sequence
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from .core import ReinitError, Streams, check_choice, check_number, unknown
 
 # %% ../nbs/30_reinit.ipynb #f7e2b383
@@ -189,16 +189,3 @@ def output_stats(z:Tensor, # Output of a block on a batch
     bad = ~torch.isfinite(sigma) | (sigma==0)
     if bad.any(): raise ReinitError(f'the block\'s output cannot be normalised: σ = {sigma[bad].flatten()[0].item()}. Its units are dead or have overflowed')
     return mu,sigma
-
-# %% ../nbs/30_reinit.ipynb #e5620ad3
-class FixedNorm(nn.Module):
-    "The layer that LW puts after a block: (z−μ)/σ, not trained, at first the identity"
-    def __init__(self,
-                 mu=0., # Mean of the block's output
-                 sigma=1. # Its standard deviation
-                ):
-        super().__init__()
-        self.register_buffer('mu', torch.as_tensor(mu))
-        self.register_buffer('sigma', torch.as_tensor(sigma))
-    def forward(self, z): return (z-self.mu)/self.sigma
-    def extra_repr(self): return f'mu={self.mu:.4g}, sigma={self.sigma:.4g}'
