@@ -60,7 +60,7 @@ def test_stem_and_tokens_are_in_the_first_block():
     with torch.device('meta'): m = tv.resnet50()
     assert blocks(m)[1].params[:2]==['conv1.weight','bn1.weight'] and blocks(m)[16].modules==['layer4.2']
 
-TIMM = dict(resnet18=8, vit_tiny_patch16_224=12, convnext_atto=12, mobilenetv3_small_050=11, mixer_s32_224=8, regnety_002=13, resmlp_12_224=12)
+TIMM = dict(resnet18=8, vit_tiny_patch16_224=12, convnext_atto=12, mobilenetv3_small_050=11, mixer_s32_224=8, regnety_002=13, resmlp_12_224=12, ghostnet_100=16)
 
 @pytest.mark.parametrize('name', TIMM)
 def test_timm(name):
