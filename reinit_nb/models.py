@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NORMS', 'INITS', 'PAPERS', 'POSITIONS', 'MODELS', 'NetOptions', 'init_weights', 'named', 'norm_layer', 'conv_block',
            'pooled_head', 'first_layer', 'input_shape', 'layer_table', 'multiply_adds', 'n_params', 'block_table',
-           'plot_blocks', 'scnn', 'vgg16', 'separable', 'mobilenet', 'Residual', 'residual', 'resnet18', 'resnet50',
+           'plot_costs', 'scnn', 'vgg16', 'separable', 'mobilenet', 'Residual', 'residual', 'resnet18', 'resnet50',
            'allcnn', 'Skip', 'reservoirs', 'mlp', 'reservoir_layout', 'model', 'catalogue', 'check_input',
            'imagenet_input', 'resnet50_imagenet']
 
@@ -211,8 +211,8 @@ def block_table(model:nn.Sequential, # One of ours
     rows = [(n, n_params(m), n_params(m)/n_params(model), int(cost[n]), outs[n]) for n,m in model.named_children()]
     return pd.DataFrame(rows, columns=['block','parameters','share','multiply_adds','output'])
 
-# %% ../nbs/10_models.ipynb #bb6c3e38
-def plot_blocks(df:pd.DataFrame, # From `block_table`
+# %% ../nbs/10_models.ipynb #e0933c1e
+def plot_costs(df:pd.DataFrame, # From `block_table`
                 ax=None, # Default: a new one
                 title:str='' # Of the plot
                ): # Axes
