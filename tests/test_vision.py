@@ -108,6 +108,26 @@ def test_large_arrays_are_memory_mapped(box, monkeypatch, kind):
     assert xb.shape == (8, 3, 6, 5)
 
 
+def test_huge_sets_are_streamed(box, monkeypatch):
+    "Nothing is decoded in advance, and the batches of two epochs, augmentation included, are those of the set in memory"
+    tree(box/'a', arrays())
+    task = Task('a', flip=True, shift=.2)
+    def epochs():
+        vision._load.cache_clear()
+        d = dls(task, seed=3, bs=8, device='cpu')
+        return d, [b for _ in range(2) for b in d.train] + list(d.valid)
+    _, want = epochs()
+    monkeypatch.setattr(vision, 'HUGE', 100)
+    d, got = epochs()
+    assert isinstance(d.train.dataset.x, vision.Streamed) and not list((box.parent/'cache').glob('*'))
+    assert len(got) == len(want) and all(torch.equal(a, b) for x, y in zip(got, want) for a, b in zip(x, y))
+    x = pickle.loads(pickle.dumps(d.train.dataset.x))
+    assert x[2].shape == x.shape[1:] and x[[0, 3]].shape == x[1:3].shape == (2, *x.shape[1:]) and len(x[:0]) == 0
+    bad = sorted((box/'a'/'train').rglob('*.*'))[0]
+    bad.write_bytes(bad.read_bytes()[:30])
+    with pytest.raises(ReinitError, match=bad.name): list(d.train)
+
+
 class FakeMNIST:
     def __init__(self, root, train, download):
         self.data, self.targets = torch.zeros(20 if train else 10, 28, 28, dtype=torch.uint8), torch.arange(20 if train else 10) % 10
