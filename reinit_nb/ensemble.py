@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from fastcore.basics import patch
-from .blocks import FixedNorm
+from .blocks import FixedNorm, draw, init_name
 from .core import Recipe, ReinitError, Streams, check_choice, check_number, default_device
-from .reinit import METHODS, SCOPES, draw, init_name, lw_schedule, method_masks, norm_of, output_stats, redraw, rescale
+from .reinit import METHODS, SCOPES, lw_schedule, method_masks, norm_of, output_stats, redraw, rescale
 from .synthetic import SyntheticTask, make
 
 # %% ../nbs/41_ensemble.ipynb #6a1700aa
@@ -49,7 +49,7 @@ class Stack:
                  dims:Sequence[int], # Widths, from the input to the classes
                  streams:Sequence[Streams], # One for each member; its weights come from `init`
                  act:str|Callable='relu', # Activation of the hidden layers
-                 init:str='glorot_uniform', # One of `reinit.INITS`
+                 init:str='glorot_uniform', # One of `blocks.INITS`
                  dtype=torch.float32, # Of all arithmetic
                  device='cpu' # Where the networks live
                 ):

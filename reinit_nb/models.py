@@ -21,6 +21,7 @@ import torch
 from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.func import functional_call
+from .blocks import draw
 from .core import Recipe, ReinitError, Streams, check_choice, check_number
 
 # %% ../nbs/10_models.ipynb #bda1e718
@@ -74,14 +75,7 @@ def _takes_options(f):
     f.__signature__ = sig.replace(parameters=[p.replace(default=PAPERS[f.__name__].get(k, p.default)) for k,p in sig.parameters.items()])
     return f
 
-# %% ../nbs/10_models.ipynb #7c1f708e
-def _draw(shape, init, gen):
-    "A weight of `shape` by `init`"
-    n_out,n_in,field = shape[0],shape[1],int(np.prod(shape[2:]))
-    if init=='he': return torch.randn(*shape, generator=gen, device=gen.device, dtype=torch.float32).mul_((2/(n_in*field))**.5)
-    a = (6/((n_in+n_out)*field))**.5
-    return torch.rand(*shape, generator=gen, device=gen.device, dtype=torch.float32).mul_(2*a).sub_(a)
-
+# %% ../nbs/10_models.ipynb #a07972ea
 @torch.no_grad()
 def init_weights(net:nn.Module, # Of convolutions, dense layers and normalizations
                  init:str, # `he` or `xavier`
@@ -90,7 +84,7 @@ def init_weights(net:nn.Module, # Of convolutions, dense layers and normalizatio
     "Give every layer of `net` its initial weights"
     for name,m in net.named_modules():
         if isinstance(m, (nn.Linear,nn.Conv2d)):
-            m.weight.copy_(_draw(m.weight.shape, init, streams.fork(name).init))
+            m.weight.copy_(draw(m.weight.shape, init, streams.fork(name).init))
             if m.bias is not None: m.bias.zero_()
         elif isinstance(m, (nn.GroupNorm,nn.modules.batchnorm._BatchNorm)): m.reset_parameters()
     return net

@@ -259,7 +259,7 @@ def test_initializer():
     assert all((p==7).all()==(p.ndim>1 and n.split('.')[0] not in 'cd') for n,p in m.named_parameters())
     assert len(seen)==5
     with pytest.raises(ReinitError, match='gives'): reset(nn.Linear(2,3), lambda s,g: torch.ones(1))
-    with pytest.raises(ReinitError, match="init='he' is not known"): reset(nn.Linear(2,3), 'he')
+    with pytest.raises(ReinitError, match="init='hee' is not known"): reset(nn.Linear(2,3), 'hee')
 
 def test_reset_by_block():
     m = small_vit(); b = blocks(m)

@@ -10,7 +10,7 @@ from torch import nn
 from reinit_nb.core import ReinitError, Streams
 from reinit_nb.models import (INITS, MODELS, NORMS, PAPERS, block_table, catalogue, check_input, imagenet_input, layer_table, mlp, mobilenet,
                               model, multiply_adds, n_params, reservoir_layout, reservoirs, resnet18, resnet50, resnet50_imagenet, scnn, vgg16)
-from reinit_nb.reinit import draw
+from reinit_nb.blocks import draw
 
 K = dict(mlp=6, scnn=4, vgg16=13, mobilenet=7, resnet50=16, resnet18=8, allcnn=8)
 each_model = pytest.mark.parametrize('name', K)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from scipy import stats
-from reinit_nb.blocks import FixedNorm
+from reinit_nb.blocks import INITS, FixedNorm, draw, fans
 from reinit_nb.core import ReinitError, Streams
-from reinit_nb.reinit import (INITS, METHODS, draw, fans, lw_schedule, mask_channels, mask_lowest, masks_lowest, method_masks,
+from reinit_nb.reinit import (METHODS, lw_schedule, mask_channels, mask_lowest, masks_lowest, method_masks,
                               n_redrawn, norm_of, output_stats, redraw, reinit, rescale)
 
 settings.register_profile('here', deadline=None, max_examples=60)
