@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['NORM', 'CONTAINERS', 'INITS', 'ALIASES', 'Gen', 'RULES', 'NOT_DRAWN', 'stage_classes', 'select', 'Block', 'Blocks',
            'trace', 'blocks', 'plot_blocks', 'fans', 'init_name', 'each', 'draw', 'reset_rule', 'rule_for', 'own_rule',
-           'reset', 'norms', 'norms_table', 'FixedNorm', 'insert_after', 'add_norms', 'remove_norms', 'fold_norms']
+           'check_reset', 'drawn', 'reset', 'norms', 'norms_table', 'FixedNorm', 'insert_after', 'add_norms',
+           'remove_norms', 'fold_norms']
 
 # %% ../nbs/01_blocks.ipynb #a04ccba9
 import fnmatch,math,re
@@ -452,6 +453,14 @@ def _plan(module, name='', only=None):
             f'and decorate it with @reset_rule({type(m).__name__})')
     return todo
 
+# %% ../nbs/01_blocks.ipynb #ca0ae400
+def check_reset(module:nn.Module, # A model, or a part of one
+                name:str='', # Of `module`, for messages
+                only:Callable|None=None # As in `reset`
+               ):
+    "Raise the error that `reset` would raise for a module nobody knows, and change nothing"
+    _plan(module, name, only)
+
 # %% ../nbs/01_blocks.ipynb #7d91f302
 @contextmanager
 def _seeded(streams, m):
@@ -478,13 +487,20 @@ NOT_DRAWN = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
 
 def _drawn(m): return {n:p for n,p in m._parameters.items() if p is not None and p.ndim>1 and 'weight' in n and not isinstance(m, NOT_DRAWN)}
 
+def drawn(model:nn.Module)->dict[str,nn.Parameter]: # Names and weights
+    "The weights that come from an initializer, each once"
+    found = {_join(n, k):p for n,m in model.named_modules() for k,p in _drawn(m).items()}
+    return {n:p for n,p in model.named_parameters() if n in found}
+
 def _redraw(todo, init, streams):
-    "New weights from `init`, after all rules have run"
+    "New weights from `init` and biases of zero, after all rules have run"
     for n,m,_ in todo:
         for k,p in _drawn(m).items():
             w = init(tuple(p.shape), streams.fork(_join(n, k)).reinit)
             if tuple(w.shape)!=tuple(p.shape): raise ReinitError(f'init gives {tuple(w.shape)} for {_join(n, k)} of shape {tuple(p.shape)}')
             with torch.no_grad(): p.copy_(w)
+        for k,p in m._parameters.items():
+            if p is not None and 'bias' in k and _drawn(m): nn.init.zeros_(p)
 
 # %% ../nbs/01_blocks.ipynb #99351758
 def reset(module:nn.Module, # A model, or a part of one
@@ -511,11 +527,16 @@ def reset(module:nn.Module, # A model, or a part of one
         raise
     return module
 
-# %% ../nbs/01_blocks.ipynb #99b55e08
+# %% ../nbs/01_blocks.ipynb #b8d37d04
+@patch
+def part_of(self:Blocks,
+            name:str # Of a module
+           )->Block|None: # A block or the head; `None` for what holds several
+    "The part that module `name` belongs to"
+    return _place(_join(name, '_'), {m:part for part in self.parts for m in part.modules}, self.parts)
+
 def _reset_parts(b, parts, init, streams):
-    place = {m:part for part in b.parts for m in part.modules}
-    wanted = {id(part) for part in parts}
-    reset(b.model, init, streams, only=lambda n: id(_place(_join(n, '_'), place, b.parts)) in wanted)
+    reset(b.model, init, streams, only=lambda n: any(b.part_of(n) is p for p in parts))
     return b
 
 @patch
