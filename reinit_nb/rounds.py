@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['OPT_STATES', 'WINDOW', 'LOG', 'COLOURS', 'share_epochs', 'round_starts', 'round_lengths', 'forget', 'recent',
-           'steps_back', 'root', 'find_blocks', 'RoundCallback', 'plot_plan', 'check_ready', 'check_finite',
+           'steps_back', 'root', 'find_blocks', 'fresh', 'RoundCallback', 'plot_plan', 'check_ready', 'check_finite',
            'plot_losses', 'plot_log', 'PlateauCallback']
 
-# %% ../nbs/31_rounds.ipynb #c885eb5e
-import functools,io,math,warnings
+# %% ../nbs/31_rounds.ipynb #b16fd32d
+import copy,functools,io,math,warnings
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable,Iterable
 from itertools import accumulate,pairwise
 from pathlib import Path
 import pandas as pd
@@ -21,7 +21,7 @@ from fastai.learner import CastToTensor,Learner
 from fastai.learner import join_path_file
 from fastcore.basics import patch,store_attr
 from torch import Tensor,nn
-from .blocks import Block,Blocks,blocks,check_reset,drawn,init_name,reset
+from .blocks import Block,Blocks,blocks,check_reset,draw,drawn,init_name,reset
 from .core import ReinitError,Streams,atomic_write,check_choice,check_number
 from .reinit import norm_of
 
@@ -114,6 +114,20 @@ def find_blocks(model:nn.Module, # Any model
     head = Block('head', *([o for part in b.parts[spec:] for o in getattr(part, k)] for k in ('modules','params')))
     return Blocks(b.model, b.parts[:spec] + [head])
 
+# %% ../nbs/31_rounds.ipynb #748c9b46
+def fresh(model:nn.Module, # Whose weights
+          names:Iterable[str], # Which
+          init:str|Callable, # As in `reset`
+          streams:Streams # Drawn from its `reinit` stream
+         )->dict[str,Tensor]: # Name and draw
+    "A fresh draw for some weights of a model, which stays as it is"
+    ps = dict(model.named_parameters())
+    if init=='default':
+        new = dict(reset(copy.deepcopy(model), init, streams).named_parameters())
+        return {n:new[n].detach() for n in names}
+    by = init if callable(init) else lambda shape,g: draw(shape, init, g)
+    return {n:by(tuple(ps[n].shape), streams.reinit).to(ps[n]) for n in names}
+
 # %% ../nbs/31_rounds.ipynb #6ba6eb5d
 LOG = ['round','epoch','step','block','entries','redrawn','norm_before','norm_after','mu','sigma','loss_before','steps_back']
 
@@ -160,8 +174,8 @@ def weights(self:RoundCallback, ws:dict, r:int)->tuple[dict,dict]: # New values,
     "New values of the parameters named by `partly`"
     return {},{}
 @patch
-def planned(self:RoundCallback, p:Tensor)->float: # Not a number if it cannot be known
-    "How many entries of a masked parameter are redrawn"
+def planned(self:RoundCallback, b:Blocks, n:str)->float: # Not a number if it cannot be known before
+    "How many entries of the masked parameter `n` are redrawn"
     return math.nan
 @patch
 def normalised(self:RoundCallback, b:Blocks, r:int)->str|None:
@@ -195,7 +209,7 @@ def plan(self:RoundCallback, model:nn.Module)->pd.DataFrame: # One row per round
         for part in b.parts:
             for n in part.params:
                 a = acts.get(n, 'kept')
-                redrawn = ps[n].numel() if a=='redrawn' else self.planned(ps[n]) if a=='masked' else 0
+                redrawn = ps[n].numel() if a=='redrawn' else self.planned(b, n) if a in ('masked','pruned') else 0
                 rows.append((r, part.name, n, ps[n].numel(), a, redrawn, r>=self.first and part.name==self.normalised(b, r), n not in still))
     return pd.DataFrame(rows, columns=['round','block','parameter','entries','action','redrawn','normalised','trained'])
 
