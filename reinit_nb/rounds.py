@@ -417,14 +417,17 @@ def plot_losses(losses:Tensor, starts:tuple, ax):
 def plot_log(df:pd.DataFrame, # A `log`
              ax=None # Where to draw
             ): # Axes
-    "Norm of each block's weights before (open) and after (filled) every intervention"
+    "Norm of each block's weights before (open) and after (filled) every intervention, relative to the first"
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
     ax = ax or plt.subplots(figsize=(6,3), layout='constrained')[1]
     for i,(k,g) in enumerate(df.groupby('block', sort=False)):
-        c = plt.cm.viridis(i/max(1, df.block.nunique()-1))
-        ax.vlines(g['round'], g.norm_before, g.norm_after, color=c, lw=.8)
-        ax.plot(g['round'], g.norm_before, 'o', mfc='w', c=c, ms=4); ax.plot(g['round'], g.norm_after, 'o-', c=c, ms=4, lw=.5, label=k)
-    ax.set(xlabel='round', ylabel='norm of the weights', yscale='log')
+        c,r,x = plt.cm.viridis(i/max(1, df.block.nunique()-1)),g['round'],g.norm_before.iloc[0] or 1.
+        for a,b in zip(range(len(r)-1), range(1, len(r))): ax.plot([r.iloc[a], r.iloc[b]], [g.norm_after.iloc[a]/x, g.norm_before.iloc[b]/x], c=c, lw=.8)
+        ax.vlines(r, g.norm_before/x, g.norm_after/x, color=c, lw=2)
+        ax.plot(r, g.norm_before/x, 'o', mfc='w', c=c, ms=4); ax.plot(r, g.norm_after/x, 'o', c=c, ms=4, label=k)
+    ax.set(xlabel='round', ylabel='norm of the weights (ratio)')
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1,1))
     return ax
 
