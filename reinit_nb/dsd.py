@@ -38,7 +38,7 @@ class DenseSparseDenseCallback(RoundCallback):
         self.zeros = {}
 
     def partly(self, b, r): return dict.fromkeys(drawn(b.model), 'pruned') if r==2 else {}
-    def planned(self, b, n): return MaskCallback.planned(self, b, n)
+    def planned(self, b): return MaskCallback.planned(self, b)
     def lr_factor(self): return self.lr_last if self.round==3 else 1.
 
 # %% ../nbs/34_dsd.ipynb #b8d37d3f

@@ -74,8 +74,8 @@ class LayerwiseCallback(RoundCallback):
     def n_rounds(self, b): return len(b)*self.n_iter
     def k(self, b, r): return lw_schedule(len(b), self.n_iter)[r-1]
     def redraws(self, b, r):
-        above = b.parts[self.k(b, r):]
-        return (lambda name: any(b.part_of(name) is part for part in above)) if self.reinit else None
+        above = {id(part) for part in b.parts[self.k(b, r):]}
+        return (lambda name: id(b.part_of(name)) in above) if self.reinit else None
     def normalised(self, b, r): return b[self.k(b, r)].name if self.normalize else None
     def frozen(self, b, r): return set(b.upto(self.k(b, r))) if self.freeze and r>1 else set()
 

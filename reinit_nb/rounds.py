@@ -174,9 +174,9 @@ def weights(self:RoundCallback, ws:dict, r:int)->tuple[dict,dict]: # New values,
     "New values of the parameters named by `partly`"
     return {},{}
 @patch
-def planned(self:RoundCallback, b:Blocks, n:str)->float: # Not a number if it cannot be known before
-    "How many entries of the masked parameter `n` are redrawn"
-    return math.nan
+def planned(self:RoundCallback, b:Blocks)->dict: # Name → entries; those that cannot be known before are left out
+    "How many entries of each masked parameter are redrawn"
+    return {}
 @patch
 def normalised(self:RoundCallback, b:Blocks, r:int)->str|None:
     "The block whose output is normalised anew when round `r` begins"
@@ -203,13 +203,13 @@ def acts(self:RoundCallback, b:Blocks, r:int)->dict: # Name → word; those that
 def plan(self:RoundCallback, model:nn.Module)->pd.DataFrame: # One row per round and parameter
     "What will happen to each parameter in each round"
     b = find_blocks(model, self.blocks)
-    ps,rows = dict(b.model.named_parameters()),[]
+    ps,counts,rows = dict(b.model.named_parameters()),self.planned(b),[]
     for r in range(1, self.n_rounds(b)+1):
         acts,still = self.acts(b, r),self.frozen(b, r)
         for part in b.parts:
             for n in part.params:
                 a = acts.get(n, 'kept')
-                redrawn = ps[n].numel() if a=='redrawn' else self.planned(b, n) if a in ('masked','pruned') else 0
+                redrawn = ps[n].numel() if a=='redrawn' else counts.get(n, math.nan) if a in ('masked','pruned') else 0
                 rows.append((r, part.name, n, ps[n].numel(), a, redrawn, r>=self.first and part.name==self.normalised(b, r), n not in still))
     return pd.DataFrame(rows, columns=['round','block','parameter','entries','action','redrawn','normalised','trained'])
 

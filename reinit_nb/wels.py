@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['MaskCallback', 'WELSRCallback', 'WELSCallback', 'KELSCallback']
 
-# %% ../nbs/33_wels.ipynb #267f82aa
-import math
+# %% ../nbs/33_wels.ipynb #da9cd6db
 from collections.abc import Callable
 from fastcore.basics import store_attr
 from torch import Tensor
@@ -36,7 +35,7 @@ class MaskCallback(RoundCallback):
 
     def partly(self, b, r): return dict.fromkeys(drawn(b.model), 'masked')
     def masks(self, ws:dict)->list[Tensor]: return method_masks(self.method, list(ws.values()), self.streams, self.frac, self.scope)
-    def planned(self, b, n): return n_redrawn(self.frac, drawn(b.model)[n].numel()) if self.scope=='tensor' else math.nan
+    def planned(self, b): return {n:n_redrawn(self.frac, w.numel()) for n,w in drawn(b.model).items()} if self.scope=='tensor' else {}
     def weights(self, ws, r):
         masks = dict(zip(ws, self.masks(ws)))
         eta = fresh(self.parts.model, ws, self.init, self.streams)
@@ -59,8 +58,9 @@ class KELSCallback(MaskCallback):
         super().__init__(1-check_number('keep', keep, 0, 1), 'tensor', rounds, steps_per_round, blocks, init, opt_state, restart, seed)
         store_attr('keep')
 
-    def mask(self, n, w, names): return mask_channels(w, self.keep, inputs=n!=names[0], outputs=n!=names[-1])
-    def masks(self, ws): return [self.mask(n, w, list(ws)) for n,w in ws.items()]
-    def planned(self, b, n):
+    def masks(self, ws):
+        first,*_,last = ws
+        return [mask_channels(w, self.keep, inputs=n!=first, outputs=n!=last) for n,w in ws.items()]
+    def planned(self, b):
         ws = drawn(b.model)
-        return int(self.mask(n, ws[n], list(ws)).sum())
+        return {n:int(m.sum()) for n,m in zip(ws, self.masks(ws))}
