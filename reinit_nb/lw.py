@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['block_output', 'LayerwiseCallback']
 
-# %% ../nbs/32_lw.ipynb #da9cd6db
+# %% ../nbs/32_lw.ipynb #267f82aa
+import math
 from collections.abc import Callable
 import torch
 from fastcore.basics import patch,store_attr
@@ -107,9 +108,11 @@ def prepare(self:LayerwiseCallback, b:Blocks):
 def normalise(self:LayerwiseCallback, new:dict, r:int)->dict:
     if not self.normalize: return {}
     part = self.parts[self.k(self.parts, r)]
+    why = None
     try: stats = torch.stack(output_stats(block_output(self.parts.model, self._norm(part), new, self.learn.xb).float()))
-    except ReinitError as e: raise ReinitError(f'round {r}, block {part.name!r}: {e}. Nothing was changed') from e
+    except ReinitError as e: stats,why = torch.full((2,), math.nan, device=self._norm(part).mu.device),e
     if isinstance(self.learn.model, nn.parallel.DistributedDataParallel): torch.distributed.broadcast(stats, 0)   # every process has a batch of its own
+    if stats.isnan().any(): raise ReinitError(f'round {r}, block {part.name!r}: {why or "process 0 could not measure it"}. Nothing was changed') from why
     return dict(block=part.name, mu=stats[0].item(), sigma=stats[1].item())
 
 @patch

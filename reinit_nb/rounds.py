@@ -19,9 +19,10 @@ from fastai.callback.core import Callback,CancelFitException
 from fastai.callback.tracker import TrackerCallback
 from fastai.learner import CastToTensor,Learner
 from fastai.learner import join_path_file
+from fastai.torch_core import rank_distrib
 from fastcore.basics import patch,store_attr
 from torch import Tensor,nn
-from .blocks import Block,Blocks,blocks,check_reset,draw,drawn,init_name,reset
+from .blocks import NORM,Block,Blocks,blocks,check_reset,draw,drawn,init_name,reset
 from .core import ReinitError,Streams,atomic_write,check_choice,check_number
 from .reinit import norm_of
 
@@ -134,7 +135,7 @@ LOG = ['round','epoch','step','block','entries','redrawn','norm_before','norm_af
 class RoundCallback(Callback):
     "Train in rounds, and intervene where one begins"
     order,run_valid = CastToTensor.order+.5,False   # tensors are plain already, and not yet in half precision
-    first,parts,_stateattrs = 2,None,('parts',)     # LW intervenes before the first round, too
+    first,parts,still,resting,_stateattrs = 2,None,(),(),('parts','still','resting')   # LW intervenes before the first round, too
     def __init__(self,
                  rounds:int|None=None, # Default: one for each block, as in the paper
                  steps_per_round:int|None=None, # Batches of a round; default: rounds share the epochs
@@ -151,6 +152,10 @@ class RoundCallback(Callback):
         if init!='default' and not callable(init): init_name(init)
         self.streams,self.armed,self.loaded,self.max_epochs = Streams(seed),False,False,None
         self.forget_rounds()
+
+    def __call__(self, event_name):
+        if event_name=='before_fit': self.run = True   # an interrupted lr_find has left it off
+        return super().__call__(event_name)
 
     def __setattr__(self, name, value): object.__setattr__(self, name, value)   # fastai looks each name up on the Learner: slow, once a batch
 
@@ -243,6 +248,7 @@ def before_fit(self:RoundCallback):
 @patch
 def before_train(self:RoundCallback):
     if self.armed: self.start()
+    self.resting = []
     self.freeze_some()
 
 @patch
@@ -253,6 +259,7 @@ def prepare(self:RoundCallback, b:Blocks):
 def start(self:RoundCallback):
     "Find the blocks, check everything, note the initial norms"
     self.armed = False
+    if sum(type(o) is type(self) for o in self.learn.cbs)>1: raise ReinitError(f'{type(self).__name__} is there twice: remove one of them, as with learn.remove_cb')
     b,n = find_blocks(self.learn.model, self.blocks),len(self.learn.dl)
     rounds = self.n_rounds(b)
     starts = (0,) if self.max_epochs else round_starts(rounds, self.n_epoch, n, self.steps_per_round)
@@ -364,9 +371,10 @@ def freeze_some(self:RoundCallback):
     "Note what is frozen in this round"
     names,model = self.frozen(self.parts, self.round) if self.round else (),self.parts.model
     self.still = [p for n,p in model.named_parameters() if n in names]
-    for n,m in model.named_modules():
-        own = [f'{n}.{k}' for k in m._parameters]
-        if isinstance(m, nn.modules.batchnorm._BatchNorm): m.train(model.training and not (own and set(own)<=set(names)))
+    for m in self.resting: m.train(model.training)   # only those: others may rest for reasons of their own
+    self.resting = [m for n,m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
+                    and m._parameters and {f'{n}.{k}' for k in m._parameters}<=set(names)]
+    for m in self.resting: m.eval()
 
 # %% ../nbs/31_rounds.ipynb #b8d37d07
 @patch
@@ -577,14 +585,20 @@ _plain = {k:getattr(getattr(Learner, k), 'plain', getattr(Learner, k)) for k in 
 def _save(self, file, **kwargs):
     path = _plain['save'](self, file, **kwargs)
     for cb in self._grab_cbs(RoundCallback):
-        if cb.round: _write_state(cb, path)
+        if cb.round and not rank_distrib(): _write_state(cb, path)   # like the weights, by one process
     return path
 
 @functools.wraps(_plain['load'])
 def _load(self, file, **kwargs):
     cbs = self._grab_cbs(RoundCallback)
-    for cb in cbs: cb.prepare(find_blocks(self.model, cb.blocks))   # LW's norms are part of what is loaded
-    _plain['load'](self, file, **kwargs)
+    def prepare():
+        for cb in cbs: cb.prepare(find_blocks(self.model, cb.blocks))
+    if not kwargs.get('strict', True): prepare()
+    try: _plain['load'](self, file, **kwargs)
+    except RuntimeError as e:
+        if NORM not in str(e): raise
+        prepare()   # LW's norms are part of what is loaded
+        _plain['load'](self, file, **kwargs)
     for cb in cbs: _read_state(cb, join_path_file(file, self.path/self.model_dir, ext='.pth'))
     return self
 
