@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['OPTS', 'SCHEDULES', 'METHODS', 'CONTROLS', 'Learn', 'lr_at', 'momentum_at', 'Method', 'Run', 'network', 'n_rounds',
-           'optimizer', 'learner', 'round_callback', 'fit', 'seeded', 'train', 'evaluate', 'measure', 'run_one', 'plan',
-           'run']
+           'optimizer', 'learner', 'round_callback', 'fit', 'seeded', 'train', 'seldom', 'evaluate', 'measure',
+           'run_one', 'plan', 'run']
 
-# %% ../nbs/40_path.ipynb #1c7b348b
-import math,random
+# %% ../nbs/40_path.ipynb #f062835b
+import math,random,time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass,fields
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 import numpy as np
 import torch
 from fastcore.basics import patch
@@ -248,7 +249,7 @@ def seeded(seed:int, # Of a run
 
 # %% ../nbs/40_path.ipynb #ff30494e
 def train(run:Run, # What to train
-          checkpoint=None, # File to resume from and to write to, if training may be interrupted
+          checkpoint=None, # File to resume from and to write to, if training may be interrupted; or a `CheckpointCallback`
           show:bool=False, # Show fastai's table and progress bar?
           cbs=(), # More callbacks
           threads:int|None=1, # On the CPU; `None`: as torch is set
@@ -256,9 +257,10 @@ def train(run:Run, # What to train
          ): # fastai `Learner`, trained
     "Train a run; the same recipe gives the same weights, to the last bit, on the same machine"
     n_rounds(run)   # or an error, before anything is done
-    learn = learner(run, cbs, device)
-    if not show: _silence(learn)
-    with seeded(run.seed, threads): fit(learn, run.learn, _checkpointing(checkpoint))
+    with seeded(run.seed, threads):
+        learn = learner(run, cbs, device)
+        if not show: _silence(learn)
+        fit(learn, run.learn, _checkpointing(checkpoint))
     return learn
 
 def _silence(learn):
@@ -267,13 +269,26 @@ def _silence(learn):
     learn.logger = noop
     learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ProgressCallback)])
 
-# %% ../nbs/40_path.ipynb #43f2d625
-def _checkpointing(file):
-    "Callbacks that resume from `file` and write to it"
-    if file is None: return []
-    try: from reinit_nb.checkpoint import CheckpointCallback
-    except ImportError: raise ReinitError('this version cannot resume a run: leave out checkpoint') from None
-    return [CheckpointCallback(file)]
+# %% ../nbs/40_path.ipynb #8011bc46
+def _checkpointing(checkpoint):
+    "What `train` was given, as callbacks"
+    if not isinstance(checkpoint, (str,Path)): return [] if checkpoint is None else [checkpoint]
+    from reinit_nb.checkpoint import CheckpointCallback
+    return [CheckpointCallback(checkpoint)]
+
+def seldom(file, # As in `CheckpointCallback`
+           seconds:float=10 # Between two checkpoints, at least
+          ): # Callback
+    "A `CheckpointCallback` that does not slow down short runs"
+    from reinit_nb.checkpoint import CheckpointCallback
+    cb = CheckpointCallback(file)
+    write,last = cb.write,[time.monotonic()]
+    def now_and_then(began, done=False):
+        if not done and time.monotonic()-last[0]<seconds: return
+        write(began, done)
+        last[0] = time.monotonic()
+    cb.write = now_and_then
+    return cb
 
 # %% ../nbs/40_path.ipynb #a07972ea
 @torch.no_grad()
@@ -308,7 +323,7 @@ def run_one(run:Run, # What to train
             checkpoint=None # As in `train`
            )->list[dict]: # One row, as from `measure`
     "Train and measure"
-    found = measure(train(run, checkpoint))
+    with seeded(run.seed): found = measure(train(run, checkpoint))
     bad = [k for k,v in found.items() if not math.isfinite(v)]
     if bad: raise ReinitError(f'{", ".join(bad)} are not finite: training has diverged. Try a lower learning rate')
     return [found]
@@ -317,6 +332,8 @@ def plan(recipes:Sequence[Run])->list: # Portions of one
     "Every run by itself"
     return [[r] for r in recipes]
 
-def run(recipes:Sequence[Run])->list: # For each, a list of rows
-    "Train and measure one after the other"
-    return [run_one(r) for r in recipes]
+def run(recipes:Sequence[Run], # What to train, one after the other
+        checkpoints=None # Folder for the checkpoints of runs that are under way, by hash
+       )->list: # For each, a list of rows
+    "Train and measure"
+    return [run_one(r, checkpoints and seldom(Path(checkpoints)/f'{r.hash}.pth')) for r in recipes]

@@ -25,9 +25,10 @@ class Engine(NamedTuple):
     plan:Callable # Recipes → portions of recipes
     run:Callable  # A portion → for each recipe, a list of rows
     processes:bool = False # Do portions that run side by side need processes, or do threads suffice?
+    resumes:bool = False   # Does `run` take `checkpoints`, a folder, and go on from what it finds there?
 
 ENSEMBLE = Engine(ensemble.plan, ensemble.run)
-PATH = Engine(path.plan, path.run, processes=True)
+PATH = Engine(path.plan, path.run, processes=True, resumes=True)
 
 # %% ../nbs/50_sweep.ipynb #9c39436e
 def _run_portion(portion, store, engine):
@@ -35,9 +36,12 @@ def _run_portion(portion, store, engine):
     with ExitStack() as claims:
         mine = [r for r in portion if claims.enter_context(store.claim(r))]
         todo = [r for r in mine if r not in store]
+        folder = store.root/'.checkpoints'
         for p in engine.plan(todo):   # fewer than planned, if others were faster
             start = time.perf_counter()
-            for r,rows in zip(p, engine.run(p)): store.put(r, rows, seconds=(time.perf_counter()-start)/len(p))
+            for r,rows in zip(p, engine.run(p, checkpoints=folder) if engine.resumes else engine.run(p)):
+                store.put(r, rows, seconds=(time.perf_counter()-start)/len(p))
+                for f in folder.glob(f'{r.hash}*'): f.unlink()   # of no use any more
     return [r for r in portion if r not in mine]
 
 # %% ../nbs/50_sweep.ipynb #0b23ef80
