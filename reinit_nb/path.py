@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass,fields
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 import torch
@@ -279,13 +280,13 @@ def _checkpointing(checkpoint):
 def seldom(file, # As in `CheckpointCallback`
            seconds:float=10 # Between two checkpoints, at least
           ): # Callback
-    "A `CheckpointCallback` that does not slow down short runs"
+    "A `CheckpointCallback` that writes now and then, and not at the end: short runs are not slowed down"
     from reinit_nb.checkpoint import CheckpointCallback
     cb = CheckpointCallback(file)
     write,last = cb.write,[time.monotonic()]
     def now_and_then(began, done=False):
-        if not done and time.monotonic()-last[0]<seconds: return
-        write(began, done)
+        if done or time.monotonic()-last[0]<seconds: return
+        write(began)
         last[0] = time.monotonic()
     cb.write = now_and_then
     return cb
@@ -336,4 +337,5 @@ def run(recipes:Sequence[Run], # What to train, one after the other
         checkpoints=None # Folder for the checkpoints of runs that are under way, by hash
        )->list: # For each, a list of rows
     "Train and measure"
+    if find_spec('reinit_nb.checkpoint') is None: checkpoints = None
     return [run_one(r, checkpoints and seldom(Path(checkpoints)/f'{r.hash}.pth')) for r in recipes]
