@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass,fields
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 import torch
@@ -337,5 +336,4 @@ def run(recipes:Sequence[Run], # What to train, one after the other
         checkpoints=None # Folder for the checkpoints of runs that are under way, by hash
        )->list: # For each, a list of rows
     "Train and measure"
-    if find_spec('reinit_nb.checkpoint') is None: checkpoints = None
     return [run_one(r, checkpoints and seldom(Path(checkpoints)/f'{r.hash}.pth')) for r in recipes]

@@ -25,7 +25,7 @@ class Engine(NamedTuple):
     plan:Callable # Recipes → portions of recipes
     run:Callable  # A portion → for each recipe, a list of rows
     processes:bool = False # Do portions that run side by side need processes, or do threads suffice?
-    resumes:bool = False   # Does `run` take `checkpoints`, a folder, and go on from what it finds there?
+    resumes:bool = False   # Does `run` take `checkpoints`, a folder, and go on from `hash.pth` there?
 
 ENSEMBLE = Engine(ensemble.plan, ensemble.run)
 PATH = Engine(path.plan, path.run, processes=True, resumes=True)
@@ -41,7 +41,7 @@ def _run_portion(portion, store, engine):
             start = time.perf_counter()
             for r,rows in zip(p, engine.run(p, checkpoints=folder) if engine.resumes else engine.run(p)):
                 store.put(r, rows, seconds=(time.perf_counter()-start)/len(p))
-                for f in folder.glob(f'{r.hash}*'): f.unlink()   # of no use any more
+                if engine.resumes: (folder/f'{r.hash}.pth').unlink(missing_ok=True)   # of no use any more
     return [r for r in portion if r not in mine]
 
 # %% ../nbs/50_sweep.ipynb #0b23ef80

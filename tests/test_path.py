@@ -116,7 +116,6 @@ def test_recipes_survive_json_and_say_all_they_mean():
 
 @pytest.mark.parametrize('seconds', [0, 99])      # with the latter there is nothing to go on from
 def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, seconds):
-    pytest.importorskip('reinit_nb.checkpoint')
     from fastai.callback.core import Callback
     class Stop(Callback):
         def before_batch(self):
