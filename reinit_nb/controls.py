@@ -62,9 +62,9 @@ class ShrinkPerturbCallback(RoundCallback):
         eta = fresh(self.parts.model, ws, self.init, self.streams)
         return {n:self.shrink*w + self.perturb*eta[n] for n,w in ws.items()},{}
 
-# %% ../nbs/36_controls.ipynb #50d9e248
-METHOD_CALLBACKS = {'BL':BLCallback, 'warm restarts':WarmRestartCallback, 'rescaling':RescaleCallback, 'shrink & perturb':ShrinkPerturbCallback,
-                    'WELSR':WELSRCallback, 'WELS':WELSCallback, 'KELS':KELSCallback, 'DSD':DSDCallback, 'dense–sparse–dense':DenseSparseDenseCallback,
+# %% ../nbs/36_controls.ipynb #81a6625d
+METHOD_CALLBACKS = {'BL':BLCallback, 'restart':WarmRestartCallback, 'rescale':RescaleCallback, 'shrink':ShrinkPerturbCallback,
+                    'WELSR':WELSRCallback, 'WELS':WELSCallback, 'KELS':KELSCallback, 'DSD':DSDCallback, 'DenseSparseDense':DenseSparseDenseCallback,
                     'FC':FCHeadCallback, 'LLF':LLFCallback, 'RIFLE':RIFLECallback, 'LW':LayerwiseCallback}
 
 def _shares(plan, first):
