@@ -114,10 +114,10 @@ def holm(p:Sequence[float] # p-values; those that are not numbers belong to no q
     p = np.asarray(p, dtype=float)
     asked = ~np.isnan(p)
     if ((p[asked]<0)|(p[asked]>1)).any(): raise ReinitError('p-values should lie between 0 and 1')
-    q,n = np.sort(p[asked]),int(asked.sum())
-    steps = np.maximum.accumulate(q*np.arange(n, 0, -1)).clip(max=1)   # the smallest counts n times, the next n-1 times, …; none falls below the one before
     out = p.copy()
-    out[asked] = steps[np.argsort(np.argsort(p[asked]))]
+    if asked.any():
+        from statsmodels.stats.multitest import multipletests
+        out[asked] = multipletests(p[asked], method='holm')[1]
     return out
 
 # %% ../nbs/51_stats.ipynb #1c2922c2
