@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['MIN_PAIRS', 'comparison_runs', 'paired_differences', 'summarize', 'plot_comparison', 'Comparison', 'compare']
 
-# %% ../nbs/52_compare.ipynb #bd1d40e2
+# %% ../nbs/52_compare.ipynb #7f03efdf
+import warnings
 from collections.abc import Sequence
 import numpy as np
 import pandas as pd
@@ -21,10 +22,10 @@ def _as_methods(methods):
     methods = [methods] if isinstance(methods, (str,Method)) else list(methods)
     return [m if isinstance(m, Method) else Method(check_choice('method', m, METHODS|CONTROLS)) for m in methods]
 
-def _controls_for(m):
+def _controls_for(recipe, m):
     "The controls with the rounds of method `m`"
-    same = {k:getattr(m, k) for k in ('rounds','n_iter','blocks') if getattr(m, k) is not None}
-    return [Method(name, **same) for name in CONTROLS]
+    same = dict(rounds=n_rounds(recipe.replace(method=m))) if m.n_iter is None else dict(n_iter=m.n_iter)
+    return [Method(name, blocks=m.blocks, **same) for name in CONTROLS]
 
 def _seeds(seeds):
     if isinstance(seeds, int): return list(range(check_number('seeds', seeds, 1, integer=True)))
@@ -41,11 +42,12 @@ def comparison_runs(recipe:Run, # What all runs share
     "All runs of a comparison; an error, if any of them has fewer epochs than rounds"
     if not isinstance(recipe, Run): raise ReinitError(f'recipe={recipe!r} should be a path.Run')
     methods = _as_methods(methods)
-    first = next((m for m in methods if m.name!='BL'), Method('LW'))
-    every = dict.fromkeys([Method('BL'), *methods, *(_controls_for(first) if controls else ())])
-    runs = [recipe.replace(method=m, seed=s) for s in _seeds(seeds) for m in every]
-    for r in runs[:len(every)]: n_rounds(r)
-    return runs
+    ours = [m for m in methods if m.name not in ('BL',*CONTROLS)] or [Method('LW')]
+    every = dict.fromkeys([Method('BL'), *methods, *(c for m in ours for c in _controls_for(recipe, m) if controls)])
+    for m in every:
+        n = n_rounds(recipe.replace(method=m))
+        if recipe.learn.epochs%n: warnings.warn(f'{m.label}: {n} rounds share {recipe.learn.epochs} epochs unequally; a multiple of {n} would be fair to all of them', stacklevel=2)
+    return [recipe.replace(method=m, seed=s) for s in _seeds(seeds) for m in every]
 
 # %% ../nbs/52_compare.ipynb #7cf7c4ad
 MIN_PAIRS = 5   # the sign test of four pairs cannot go below .125

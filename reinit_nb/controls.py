@@ -70,6 +70,7 @@ METHOD_CALLBACKS = {'BL':BLCallback, 'restart':WarmRestartCallback, 'rescale':Re
 def _shares(plan, first):
     "What becomes of the entries when rounds begin"
     p = plan[plan['round']>=first]
+    if p.empty: return dict(interventions=0, kept=1., redrawn=0., rescaled=0., shrunk=0.)
     total = max(1, p.entries.sum())
     part = lambda *words: p.entries[p.action.isin(words)].sum()/total
     redrawn = p.redrawn.sum()/total

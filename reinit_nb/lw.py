@@ -20,35 +20,37 @@ from .rounds import RoundCallback
 # %% ../nbs/32_lw.ipynb #36935110
 class _Seen(Exception): "The input of the norm is known: nothing above has to be computed"
 
-def _for_statistics(model):
+def _for_statistics(model, rest):
     "Modes and flags of all modules, set for a measurement; gives what was there"
-    old = [(m, m.training, getattr(m, 'track_running_stats', None)) for m in model.modules()]
+    old = [(m, m.training, getattr(m, 'track_running_stats', None), getattr(m, 'momentum', None)) for m in model.modules()]
     for m,*_ in old:
-        m.training = isinstance(m, nn.modules.batchnorm._BatchNorm)
-        if m.training: m.track_running_stats = False   # batch statistics, and no trace of them
+        m.training = isinstance(m, nn.modules.batchnorm._NormBase) and m not in rest
+        if m.training: m.track_running_stats,m.momentum = isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats,0.   # statistics of the batch, and no trace of them
     return old
 
 def _as_before(old):
-    for m,training,track in old:
+    for m,training,track,momentum in old:
         m.training = training
-        if track is not None: m.track_running_stats = track
+        if track is not None: m.track_running_stats,m.momentum = track,momentum
 
 # %% ../nbs/32_lw.ipynb #a07972ea
 @torch.no_grad()
 def block_output(model:nn.Module, # A model with norms
                  norm:FixedNorm, # The one after the block
                  new:dict, # Parameters by name, used in place of the model's own
-                 xb:tuple # A batch
+                 xb:tuple, # A batch
+                 rest:set=frozenset() # Normalization layers that use their running statistics
                 )->Tensor: # What goes into `norm`
     "Z of Algorithm 1, line 11: the output of a block, before its norm"
     seen = []
     def stop(m, args): seen.append(args[0]); raise _Seen
-    hook,old = norm.register_forward_pre_hook(stop),_for_statistics(model)
+    hook,old = norm.register_forward_pre_hook(stop),_for_statistics(model, rest)
     try: functional_call(model, new, tuple(x.as_subclass(Tensor) if isinstance(x, Tensor) else x for x in xb))
     except _Seen: pass
     finally:
         hook.remove(); _as_before(old)
     if not seen: raise ReinitError('the block was not called for this batch: name other blocks')
+    if not isinstance(seen[0], Tensor): raise ReinitError(f'the block gives a {type(seen[0]).__name__}, and should give a tensor: name other blocks')
     return seen[0]
 
 # %% ../nbs/32_lw.ipynb #fbbb152d
@@ -105,11 +107,18 @@ def prepare(self:LayerwiseCallback, b:Blocks):
         if self._norm(part) is None: insert_after(b.model, part.last, FixedNorm().to(device))
 
 @patch
+def _rest(self:LayerwiseCallback, r):
+    "Normalization layers that do not use the batch in round `r`"
+    b,names = self.parts,self.frozen(self.parts, r)
+    def still(n): return (part := b.part_of(n)) is not None and bool(part.params) and set(part.params)<=names
+    return {m for n,m in b.model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase) and (not m.training or still(n))}
+
+@patch
 def normalise(self:LayerwiseCallback, new:dict, r:int)->dict:
     if not self.normalize: return {}
     part = self.parts[self.k(self.parts, r)]
     why = None
-    try: stats = torch.stack(output_stats(block_output(self.parts.model, self._norm(part), new, self.learn.xb).float()))
+    try: stats = torch.stack(output_stats(block_output(self.parts.model, self._norm(part), new, self.learn.xb, self._rest(r)).float()))
     except ReinitError as e: stats,why = torch.full((2,), math.nan, device=self._norm(part).mu.device),e
     if isinstance(self.learn.model, nn.parallel.DistributedDataParallel): torch.distributed.broadcast(stats, 0)   # every process has a batch of its own
     if stats.isnan().any(): raise ReinitError(f'round {r}, block {part.name!r}: {why or "process 0 could not measure it"}. Nothing was changed') from why

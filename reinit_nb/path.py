@@ -214,9 +214,11 @@ def learner(run:Run, # What to train
 
 # %% ../nbs/40_path.ipynb #bc4c614b
 def round_callback(learn): # `RoundCallback` or `None`
-    "The method's callback in a `Learner`"
+    "The method's callback in a `Learner`: beside a baseline, the one that does something"
+    from reinit_nb.controls import BLCallback
     from reinit_nb.rounds import RoundCallback
-    return next((cb for cb in learn.cbs if isinstance(cb, RoundCallback)), None)
+    found = [cb for cb in learn.cbs if isinstance(cb, RoundCallback)]
+    return min(found, key=lambda cb: isinstance(cb, BLCallback), default=None)
 
 def fit(learn, # fastai `Learner`
         how:Learn, # Epochs, learning rate and schedule matter

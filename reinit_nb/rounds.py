@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['OPT_STATES', 'WINDOW', 'LOG', 'COLOURS', 'share_epochs', 'round_starts', 'round_lengths', 'forget', 'recent',
-           'steps_back', 'root', 'find_blocks', 'fresh', 'RoundCallback', 'plot_plan', 'check_ready', 'check_finite',
-           'plot_losses', 'plot_log', 'PlateauCallback']
+           'steps_back', 'root', 'find_blocks', 'fresh', 'RoundCallback', 'plot_plan', 'known', 'not_drawn',
+           'check_weights', 'check_ready', 'check_finite', 'plot_losses', 'plot_log', 'PlateauCallback']
 
-# %% ../nbs/31_rounds.ipynb #b16fd32d
-import copy,functools,io,math,warnings
+# %% ../nbs/31_rounds.ipynb #2499d851
+import copy,functools,io,math,re,warnings
 from bisect import bisect_right
 from collections.abc import Callable,Iterable
 from itertools import accumulate,pairwise
@@ -22,8 +22,8 @@ from fastai.learner import join_path_file
 from fastai.torch_core import rank_distrib
 from fastcore.basics import patch,store_attr
 from torch import Tensor,nn
-from .blocks import NORM,Block,Blocks,blocks,check_reset,draw,drawn,init_name,reset
-from .core import ReinitError,Streams,atomic_write,check_choice,check_number
+from .blocks import NORM,NOT_DRAWN,RULES,Block,Blocks,FixedNorm,blocks,check_reset,draw,drawn,init_name,insert_after,reset,trace
+from .core import ReinitError,Streams,atomic_write,check_choice,check_number,unknown
 from .reinit import norm_of
 
 # %% ../nbs/31_rounds.ipynb #c246f0fd
@@ -150,7 +150,7 @@ class RoundCallback(Callback):
             if getattr(self, k) is not None: check_number(k, getattr(self, k), 1, integer=True)
         check_choice('opt_state', opt_state, OPT_STATES)
         if init!='default' and not callable(init): init_name(init)
-        self.streams,self.armed,self.loaded,self.max_epochs = Streams(seed),False,False,None
+        self.streams,self.armed,self.loaded,self.loaded_at,self.max_epochs = Streams(seed),False,False,None,None
         self.forget_rounds()
 
     def __call__(self, event_name):
@@ -266,9 +266,10 @@ def start(self:RoundCallback):
     check_ready(self, b, rounds)
     self.prepare(b)
     self.parts = b
-    if self.loaded and (self.max_epochs or self.at<self.total-1): self.go_on(starts)
+    if self.loaded and (self.max_epochs or self.at<self.total-1): self.go_on(starts); self.loaded_at = self.at
     else:
         self.forget_rounds()
+        self.streams = Streams(self.seed)   # the same callback in a second fit draws the same
         self.starts,self.norm0 = starts,{k:norm_of(p.detach()) for k,p in drawn(b.model).items()}
     self.loaded,self.total = False,self.n_epoch*n
     self.lengths = None if self.max_epochs else round_lengths(starts, self.total)
@@ -276,6 +277,23 @@ def start(self:RoundCallback):
         warnings.warn(f'{rounds} rounds share {self.n_epoch} epochs of {n} batches unequally: {", ".join(map(str, self.lengths))} batches', stacklevel=2)
     old,self.losses = self.losses,torch.full((self.total,), math.nan, device=next(b.model.parameters()).device)
     self.losses[:len(old)] = old
+
+# %% ../nbs/31_rounds.ipynb #2cbdcdde
+def known(m:nn.Module)->bool:
+    "Has somebody registered how the parameters of this class begin?"
+    return any(c in RULES or f'{c.__module__}.{c.__qualname__}' in RULES for c in type(m).__mro__)
+
+def not_drawn(model:nn.Module)->list[str]: # Names of parameters
+    "What looks like a weight, and is none that an initializer draws: nobody knows which way its inputs go"
+    ws = drawn(model)
+    return [f'{n}.{k}'.lstrip('.') for n,m in model.named_modules() if not isinstance(m, NOT_DRAWN) and not known(m)
+            for k,p in m._parameters.items() if p is not None and p.ndim>1 and f'{n}.{k}'.lstrip('.') not in ws]
+
+def check_weights(model:nn.Module, acts:dict, init):
+    "Say what a method that works on single weights will not touch"
+    if init=='default' and set(acts.values()) & {'masked','shrunk'}: check_reset(model)
+    if (left := not_drawn(model)):
+        warnings.warn(f'{", ".join(left[:5])}{", …" if len(left)>5 else ""} will be left alone: only parameters called weight count as weights of a layer', stacklevel=2)
 
 # %% ../nbs/31_rounds.ipynb #a9c79502
 def check_ready(cb:RoundCallback, # Whose plan
@@ -286,9 +304,10 @@ def check_ready(cb:RoundCallback, # Whose plan
     ps = dict(b.model.named_parameters())
     for r in range(cb.first, rounds+1):
         if whole := cb.redraws(b, r): check_reset(b.model, only=whole)
+        if part := cb.partly(b, r): check_weights(b.model, part, cb.init)
         for n,word in cb.acts(b, r).items():
             if not ps[n].requires_grad: raise ReinitError(
-                f'{n} would be {word} in round {r}, and it is frozen (requires_grad is False): unfreeze it, or choose blocks or a method that leave it alone')
+                f'{n} would be {word} in round {r}, and it is frozen (requires_grad is False): unfreeze it, or choose a method that leaves it alone')
             if ps[n].dtype in (torch.float16, torch.bfloat16): raise ReinitError(
                 f'{n} would be {word} in round {r}, and it is in half precision: keep the weights in float32, and train with learn.to_fp16() or learn.to_bf16()')
 
@@ -302,7 +321,10 @@ def check_finite(ps:dict, # Parameters by name
 # %% ../nbs/31_rounds.ipynb #b8d37d04
 @patch
 def before_batch(self:RoundCallback):
-    self.at = self.epoch*self.learn.n_iter + self.iter
+    at = self.epoch*self.learn.n_iter + self.iter
+    if self.loaded_at is not None and at<=self.loaded_at: raise ReinitError(
+        f'the loaded state has {self.loaded_at+1} batches behind it, and this fit begins with batch {at}: go on with start_epoch={(self.loaded_at+1)//self.learn.n_iter}, or take a new callback to begin anew')
+    self.at,self.loaded_at = at,None
     r = bisect_right(self.starts, self.at)
     if r!=self.round: self.begin(r)
     if self.restart and self.lengths: self.learn.pct_train = (self.at-self.starts[r-1])/self.lengths[r-1]
@@ -310,15 +332,29 @@ def before_batch(self:RoundCallback):
 @patch
 def begin(self:RoundCallback, r:int):
     "Begin round `r`"
-    if r!=self.round+1: raise ReinitError(f'training starts in round {r}, after round {self.round}: load the state of the rounds before it, or fit from epoch 0')
+    if r<=self.round: raise ReinitError(f'the loaded state is in round {self.round}, and this fit begins in round {r}: go on with start_epoch={self.at//self.learn.n_iter+1}, or take a new callback to begin anew')
+    if r>self.round+1: raise ReinitError(f'training starts in round {r}, and the rounds before it were never begun: load their state, or fit from epoch 0')
+    if r==1: self.check_order()
     self.close()
     if r>=self.first: self.intervene(r)
     self.round = r
     self.freeze_some()
 
 @patch
+def check_order(self:RoundCallback):
+    "Raise an error if a method goes by the order of blocks, and they are called in another one"
+    b,xb = self.parts,self.learn.xb
+    rounds = range(self.first, min(self.first, self.n_rounds(b))+1)
+    if not all(isinstance(x, Tensor) for x in xb) or not any(self.redraws(b, r) or self.normalised(b, r) for r in rounds): return
+    names = [part.last for part in b.parts]
+    called = list(trace(b.model, names, tuple(x.as_subclass(Tensor) for x in xb)))
+    if called!=[n for n in names if n in called]: raise ReinitError(
+        f'the blocks are called in another order than the model holds them, {", ".join(b.part_of(n).name for n in called)}: give blocks=blocks(model, x=batch)')
+
+@patch
 def after_batch(self:RoundCallback):
     if self.at<len(self.losses): self.losses[self.at] = self.learn.loss.detach().mean()
+    RoundCallback.after_step(self)   # a batch that was cancelled in its step
 
 # %% ../nbs/31_rounds.ipynb #b8d37d05
 @patch
@@ -371,9 +407,10 @@ def freeze_some(self:RoundCallback):
     "Note what is frozen in this round"
     names,model = self.frozen(self.parts, self.round) if self.round else (),self.parts.model
     self.still = [p for n,p in model.named_parameters() if n in names]
+    whole = [part for part in self.parts.parts if part.params and set(part.params)<=set(names)]
     for m in self.resting: m.train(model.training)   # only those: others may rest for reasons of their own
-    self.resting = [m for n,m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
-                    and m._parameters and {f'{n}.{k}' for k in m._parameters}<=set(names)]
+    self.resting = [m for n,m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training
+                    and any(self.parts.part_of(n) is part for part in whole)]
     for m in self.resting: m.eval()
 
 # %% ../nbs/31_rounds.ipynb #b8d37d07
@@ -461,7 +498,8 @@ class PlateauCallback(TrackerCallback):
 @patch
 def before_fit(self:PlateauCallback):
     if self.learn.lock.locked(): return   # only a validation
-    best = self.best
+    names,best = list(self.recorder.metric_names[1:]),self.best
+    if self.monitor not in names: raise ReinitError(unknown('monitor', self.monitor, names))
     TrackerCallback.before_fit(self)
     if best is not None: self.best = best
     if self.base is None: self.base = [h['lr'] for h in self.opt.hypers]
@@ -469,6 +507,7 @@ def before_fit(self:PlateauCallback):
 # %% ../nbs/31_rounds.ipynb #b8d37d08
 @patch
 def after_epoch(self:PlateauCallback):
+    if self.recorder.values[-1][self.idx] is None: raise ReinitError(f'{self.monitor} is not there: fit_rounds needs a validation set')
     TrackerCallback.after_epoch(self)
     self.waited,self.epochs = 0 if self.new_best else self.waited+1,self.epochs+1
     if self.new_best: self.halved,self.kept = 0,{k:v.detach().clone() for k,v in root(self.model).state_dict().items()}
@@ -480,11 +519,12 @@ def after_epoch(self:PlateauCallback):
 @patch
 def end_round(self:PlateauCallback):
     "Go back to the best weights of the round, and on to the next"
+    if self.kept is None: raise ReinitError(f'{self.monitor} was never a number in round {self.cb.round}: training has diverged. Try a lower learning rate')
     root(self.model).load_state_dict(self.kept)
     self.opt.set_hyper('lr', self.base)
     self.done += 1
     if self.done==self.rounds: raise CancelFitException()
-    self.cb.starts = (*self.cb.starts, (self.epoch+1)*self.learn.n_iter)
+    self.cb.starts = (*self.cb.starts, self.cb.at+1)   # `n_iter` is that of the validation by now
     self.new_round()
     self.best = math.inf if self.comp(0, 1) else -math.inf
 
@@ -582,24 +622,22 @@ def _read_state(cb, path):
 _plain = {k:getattr(getattr(Learner, k), 'plain', getattr(Learner, k)) for k in ('save','load')}
 
 @functools.wraps(_plain['save'])
-def _save(self, file, **kwargs):
-    path = _plain['save'](self, file, **kwargs)
-    for cb in self._grab_cbs(RoundCallback):
-        if cb.round and not rank_distrib(): _write_state(cb, path)   # like the weights, by one process
+def _save(self, file, *args, **kwargs):
+    path,cbs = _plain['save'](self, file, *args, **kwargs),[cb for cb in self._grab_cbs(RoundCallback) if cb.round]
+    if rank_distrib(): return path   # like the weights, by one process
+    for cb in cbs: _write_state(cb, path)
+    if not cbs: _beside(path).unlink(missing_ok=True)   # it belonged to other weights
     return path
 
 @functools.wraps(_plain['load'])
-def _load(self, file, **kwargs):
-    cbs = self._grab_cbs(RoundCallback)
-    def prepare():
-        for cb in cbs: cb.prepare(find_blocks(self.model, cb.blocks))
-    if not kwargs.get('strict', True): prepare()
-    try: _plain['load'](self, file, **kwargs)
+def _load(self, file, *args, **kwargs):
+    try: _plain['load'](self, file, *args, **kwargs | dict(strict=True))
     except RuntimeError as e:
-        if NORM not in str(e): raise
-        prepare()   # LW's norms are part of what is loaded
-        _plain['load'](self, file, **kwargs)
-    for cb in cbs: _read_state(cb, join_path_file(file, self.path/self.model_dir, ext='.pth'))
+        hosts = re.findall(rf'"([^"]+)\.{NORM}\.mu"', str(e).partition('Unexpected')[2])
+        if not hosts and kwargs.get('strict', True): raise
+        for host in hosts: insert_after(root(self.model), host, FixedNorm().to(next(self.model.parameters()).device))   # weights that LW has trained come with its norms
+        _plain['load'](self, file, *args, **kwargs)
+    for cb in self._grab_cbs(RoundCallback): _read_state(cb, join_path_file(file, self.path/self.model_dir, ext='.pth'))
     return self
 
 for k,f in (('save',_save), ('load',_load)):

@@ -564,3 +564,120 @@ def test_fit_after_an_interrupted_fit(make, n):
     learn.fit(2*R(make), .05, cbs=make())
     assert rounds_of(learn).round==R(make)
     stands_alone(learn.model, learn.dls.one_batch()[0])
+
+# ---------------------------------------------------------------- what was wrong once
+
+def loaders(train, valid, bs=4):
+    "Random pictures, so many batches of each"
+    g = torch.Generator().manual_seed(0)
+    sets = [list(zip(torch.randn(n*bs, 1, 8, 8, generator=g), torch.randint(10, (n*bs,), generator=g))) for n in (train,valid)]
+    return DataLoaders(*(DataLoader(o, bs=bs) for o in sets), device='cpu')
+
+def tiny(data, m=None, **kw):
+    learn = Learner(data, m or net('layer'), loss_func=CrossEntropyLossFlat(), metrics=accuracy, opt_func=SGD, **kw)
+    learn.logger = noop
+    return learn.remove_cb(ProgressCallback)
+
+@pytest.mark.parametrize('sizes', [(2,8),(4,2)], ids=str)
+def test_rounds_are_counted_in_training_batches(sizes):
+    learn = tiny(loaders(*sizes))
+    learn.fit_rounds(3, METHODS['WELSRCallback'](rounds=3), patience=50)
+    cb = learn.welsr
+    assert cb.round==3 and cb.starts==(0,3*sizes[0],6*sizes[0]) and tuple(cb.log.step.unique())==cb.starts[1:]
+
+def test_fit_rounds_says_what_is_missing():
+    class NaN(Callback):
+        def after_validate(self): nn.init.constant_(self.model.head.classifier.weight, math.nan)
+        def after_loss(self): self.learn.loss = self.learn.loss*math.nan
+    for kw,words in ((dict(monitor='acc'),'monitor'), (dict(cbs=NaN()),'never a number')):
+        with pytest.raises(ReinitError, match=words): tiny(loaders(2,2)).fit_rounds(1, METHODS['WarmRestartCallback'](), lr=0., **kw)
+
+def test_weights_of_lw_load_anywhere(tmp_path):
+    a,b,c = (tiny(loaders(2,2), path=tmp_path) for _ in range(3))
+    a.fit(2, .1, cbs=LayerwiseCallback(blocks=2))
+    a.save('a'); b.load('a', 'cpu'); c.load('a', strict=False)
+    x = torch.randn(3, 1, 8, 8)
+    assert all(torch.equal(o.model.eval()(x), a.model.eval()(x)) for o in (b,c))
+
+def test_a_state_belongs_to_its_weights(tmp_path):
+    a,b,c = (tiny(loaders(2,2), path=tmp_path) for _ in range(3))
+    a.add_cb(METHODS['WELSCallback']()); a.fit(2, .1); a.save('m')
+    b.save('m')                                       # the same name, from a Learner without rounds
+    c.add_cb(METHODS['WELSCallback']()); c.load('m')
+    assert c.wels.round==0 and not c.wels.loaded
+
+def test_a_loaded_state_goes_on_where_it_was(tmp_path):
+    a,b = (tiny(loaders(2,2), path=tmp_path) for _ in range(2))
+    class Stop(Callback):
+        order = 100
+        def after_epoch(self): self.learn.save('m'); raise KeyboardInterrupt
+    a.add_cb(METHODS['WELSCallback']())
+    with pytest.raises(KeyboardInterrupt): a.fit(4, .1, cbs=Stop())
+    b.add_cb(METHODS['WELSCallback']()); b.load('m')
+    with pytest.raises(ReinitError, match='start_epoch=1'): b.fit(4, .1)
+    b.load('m'); b.fit(4, .1, start_epoch=1)
+    assert b.wels.round==2
+
+class Backwards(nn.Module):
+    "Holds its layers in another order than it calls them"
+    def __init__(self):
+        super().__init__()
+        self.fc,self.b,self.a = nn.Linear(16, 10),nn.Sequential(nn.Linear(16, 16), nn.ReLU()),nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+    def forward(self, x): return self.fc(self.b(self.a(x)))
+
+def test_order_of_calls():
+    from reinit_nb.blocks import blocks
+    m = Backwards()
+    before = state(m)
+    with pytest.raises(ReinitError, match='another order'): tiny(loaders(2,2), m).fit(2, .1, cbs=METHODS['FCHeadCallback']())
+    assert same(state(m), before)
+    learn = tiny(loaders(2,2), m)
+    learn.fit(2, .1, cbs=METHODS['FCHeadCallback'](blocks=blocks(m, x=(2,1,8,8))))
+    log = learn.fc_head.log
+    assert log[log.redrawn>0].redrawn.unique().tolist()==[170]      # fc, and nothing else
+
+def test_weights_by_other_names_are_named():
+    class Other(nn.Module):
+        def __init__(self): super().__init__(); self.W = nn.Parameter(torch.eye(10))
+        def forward(self, x): return x@self.W
+        def reset_parameters(self): nn.init.eye_(self.W)
+    m = net('layer'); m.head.add_module('other', Other())
+    with pytest.warns(UserWarning, match='head.other.W will be left alone'): tiny(loaders(2,2), m).fit(2, .1, cbs=METHODS['WELSCallback']())
+
+@pytest.mark.parametrize('norm', [partial(nn.BatchNorm2d, affine=False), partial(nn.InstanceNorm2d, affine=True, track_running_stats=True)], ids=['batch','instance'])
+def test_frozen_statistics_rest(norm):
+    m = net('layer'); m.block1.norm = norm(8)
+    seen = []
+    class See(Callback):
+        def after_batch(self):
+            if self.training: seen.append((self.epoch, self.model.block1.norm.running_mean.clone()))
+    learn = tiny(loaders(3,2), m)
+    learn.fit(2, .1, cbs=[LayerwiseCallback(blocks=2, freeze=True), See()])
+    first,second = ([v for e,v in seen if e==k] for k in (0,1))
+    assert not torch.equal(first[0], first[1]) and all(torch.equal(v, first[-1]) for v in second)
+
+def test_frozen_block_is_normalised_as_it_will_be():
+    class Check(Callback):
+        def __init__(self): self.zs = []
+        def before_fit(self): self.h = self.model.block2.register_forward_hook(lambda m,i,o: self.zs.append(o.detach()) if self.learn.training else None)
+        def after_fit(self): self.h.remove()
+    learn,check = tiny(loaders(1,1, bs=16), net('batch')),Check()
+    learn.fit(2, 0., cbs=[LayerwiseCallback(blocks=2, freeze=True), check])
+    z = check.zs[-1]                                   # of round 2, on the very batch that was measured
+    assert abs(z.mean())<1e-4 and abs(z.std(correction=0)-1)<1e-4
+
+def test_a_cancelled_step_keeps_the_rate():
+    from fastai.callback.core import CancelBatchException
+    class Cancel(Callback):
+        order = 50
+        def before_step(self): raise CancelBatchException
+    learn = tiny(loaders(4,2))
+    learn.fit(2, .1, cbs=[METHODS['RIFLECallback'](), Cancel()])
+    assert learn.opt.hypers[-1]['lr']==.1
+
+def test_a_callback_used_twice_draws_the_same():
+    cb,ends = METHODS['WELSRCallback'](),[]
+    for _ in range(2):
+        learn = tiny(loaders(2,2))
+        learn.fit(2, .1, cbs=cb); ends.append(state(learn.model))
+    assert same(*ends)
