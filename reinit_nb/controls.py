@@ -7,9 +7,9 @@ __all__ = ['METHOD_CALLBACKS', 'BLCallback', 'WarmRestartCallback', 'RescaleCall
 
 # %% ../nbs/36_controls.ipynb #a1a40d2e
 import sys
-from collections.abc import Callable
 import pandas as pd
 from fastcore.basics import store_attr
+from fastcore.meta import delegates
 from torch import nn
 from .blocks import drawn
 from .core import check_number
@@ -42,18 +42,13 @@ class RescaleCallback(RoundCallback):
 # %% ../nbs/36_controls.ipynb #f317b6e9
 class ShrinkPerturbCallback(RoundCallback):
     "Shrink and perturb: all weights times `shrink`, plus `perturb` times a fresh draw"
+    @delegates(RoundCallback.__init__)
     def __init__(self,
                  shrink:float=.6, # λ
                  perturb:float=.1, # γ
-                 rounds:int|None=None, # Default: one for each block, as many as LW has
-                 steps_per_round:int|None=None, # Batches of a round; default: rounds share the epochs
-                 blocks=None, # Names of blocks, for the log; default: found
-                 init:str|Callable='he', # Where fresh weights come from, as in `RoundCallback`
-                 opt_state:str='zero', # What becomes of momentum: `zero`, `keep` or `slice`
-                 restart:bool=True, # Do learning-rate schedules restart with each round?
-                 seed:int=0 # Of fresh weights
+                 **kwargs
                 ):
-        super().__init__(rounds, steps_per_round, blocks, init, opt_state, restart, seed)
+        super().__init__(**kwargs)
         store_attr('shrink,perturb')
         check_number('shrink', shrink, 0, 1); check_number('perturb', perturb, 0)
 

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['DSDCallback', 'DenseSparseDenseCallback']
 
-# %% ../nbs/34_dsd.ipynb #da9cd6db
-from collections.abc import Callable
+# %% ../nbs/34_dsd.ipynb #b9a10e6d
 from fastcore.basics import patch,store_attr
+from fastcore.meta import delegates
 from .blocks import drawn
 from .core import check_choice,check_number
 from .reinit import SCOPES,method_masks,reinit
@@ -22,17 +22,14 @@ class DSDCallback(MaskCallback):
 # %% ../nbs/34_dsd.ipynb #ea71b0ba
 class DenseSparseDenseCallback(RoundCallback):
     "DSD as first proposed: dense training, training under a mask, dense training at a lower rate"
+    @delegates(RoundCallback.__init__, but=['rounds','init'])
     def __init__(self,
                  frac:float=.3, # Fraction that is pruned
                  scope:str='tensor', # … of each weight tensor, or of all together: `tensor` or `global`
                  lr_last:float=.1, # The learning rate of the last phase is multiplied by this
-                 steps_per_round:int|None=None, # Batches of a phase; default: they share the epochs
-                 blocks=None, # Names of blocks, for the log; default: found
-                 opt_state:str='zero', # What becomes of momentum: `zero`, `keep` or `slice`
-                 restart:bool=True, # Do learning-rate schedules restart with each phase?
-                 seed:int=0 # Nothing is drawn; here because every method has one
+                 **kwargs
                 ):
-        super().__init__(3, steps_per_round, blocks, 'he', opt_state, restart, seed)
+        super().__init__(3, **kwargs)   # nothing is drawn, so `seed` decides nothing
         store_attr('frac,scope,lr_last')
         check_number('frac', frac, 0, 1); check_choice('scope', scope, SCOPES); check_number('lr_last', lr_last, 0, lo_open=True)
         self.zeros = {}

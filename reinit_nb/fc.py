@@ -7,9 +7,9 @@ __all__ = ['FCHeadCallback', 'LLFCallback', 'Gaussian', 'RIFLECallback']
 
 # %% ../nbs/35_fc.ipynb #267f82aa
 import math
-from collections.abc import Callable
 import torch
 from fastcore.basics import store_attr
+from fastcore.meta import delegates
 from .blocks import select
 from .core import check_number
 from .rounds import RoundCallback
@@ -22,17 +22,12 @@ class FCHeadCallback(RoundCallback):   # as `FCCallback` it would be `learn.fc`,
 # %% ../nbs/35_fc.ipynb #aec07675
 class LLFCallback(RoundCallback):
     "LLF: redraw every layer from a named one on"
+    @delegates(RoundCallback.__init__)
     def __init__(self,
                  layer:str, # The first that is redrawn: a name, as in `select`
-                 rounds:int|None=None, # Default: one for each block, as many as LW has
-                 steps_per_round:int|None=None, # Batches of a round; default: rounds share the epochs
-                 blocks=None, # Names of blocks, for the log; default: found
-                 init:str|Callable='he', # Where fresh weights come from, as in `RoundCallback`
-                 opt_state:str='zero', # What becomes of momentum: `zero`, `keep` or `slice`
-                 restart:bool=True, # Do learning-rate schedules restart with each round?
-                 seed:int=0 # Of fresh weights
+                 **kwargs
                 ):
-        super().__init__(rounds, steps_per_round, blocks, init, opt_state, restart, seed)
+        super().__init__(**kwargs)
         store_attr('layer')
 
     def redraws(self, b, r):
@@ -49,11 +44,12 @@ class Gaussian:
 
 class RIFLECallback(FCHeadCallback):
     "RIFLE: redraw the head from a narrow normal distribution, with a cyclic learning rate"
+    @delegates(RoundCallback.__init__, but=['init'])
     def __init__(self,
                  delta:float=.01, # Deviation of the head's fresh weights
-                 rounds:int|None=None, # As in `LLFCallback`, like all that follow
-                 steps_per_round:int|None=None, blocks=None, opt_state:str='zero', restart:bool=True, seed:int=0):
-        super().__init__(rounds, steps_per_round, blocks, Gaussian(delta), opt_state, restart, seed)
+                 **kwargs
+                ):
+        super().__init__(init=Gaussian(delta), **kwargs)
         store_attr('delta')
     def lr_factor(self):
         if not self.lengths: return 1.   # in `fit_rounds` nobody knows how long a round will be

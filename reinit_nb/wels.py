@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MaskCallback', 'WELSRCallback', 'WELSCallback', 'KELSCallback']
 
-# %% ../nbs/33_wels.ipynb #da9cd6db
-from collections.abc import Callable
+# %% ../nbs/33_wels.ipynb #ab5472fe
 from fastcore.basics import store_attr
+from fastcore.meta import delegates
 from torch import Tensor
 from .blocks import drawn
 from .core import check_choice,check_number
@@ -18,18 +18,13 @@ from .rounds import RoundCallback,fresh
 class MaskCallback(RoundCallback):
     "Redraw a fraction of all weights when a round begins"
     method = 'WELSR'   # of `reinit.METHODS`
+    @delegates(RoundCallback.__init__)
     def __init__(self,
                  frac:float=.2, # Fraction that is redrawn
                  scope:str='tensor', # … of each weight tensor, or of all together: `tensor` or `global`
-                 rounds:int|None=None, # Default: one for each block, as many as LW has
-                 steps_per_round:int|None=None, # Batches of a round; default: rounds share the epochs
-                 blocks=None, # Names of blocks, or how many; default: found
-                 init:str|Callable='he', # Where fresh weights come from, as in `RoundCallback`
-                 opt_state:str='zero', # What becomes of momentum: `zero`, `keep` or `slice`
-                 restart:bool=True, # Do learning-rate schedules restart with each round?
-                 seed:int=0 # Of masks and fresh weights
+                 **kwargs
                 ):
-        super().__init__(rounds, steps_per_round, blocks, init, opt_state, restart, seed)
+        super().__init__(**kwargs)
         store_attr('frac,scope')
         check_number('frac', frac, 0, 1); check_choice('scope', scope, SCOPES)
 
@@ -51,11 +46,12 @@ class WELSCallback(MaskCallback):
 # %% ../nbs/33_wels.ipynb #29d8071a
 class KELSCallback(MaskCallback):
     "KELS: keep the first channels of every layer, redraw the others"
+    @delegates(RoundCallback.__init__)
     def __init__(self,
                  keep:float=.8, # Share of the channels that are kept
-                 rounds:int|None=None, # As in `MaskCallback`, like all that follow
-                 steps_per_round:int|None=None, blocks=None, init:str|Callable='he', opt_state:str='zero', restart:bool=True, seed:int=0):
-        super().__init__(1-check_number('keep', keep, 0, 1), 'tensor', rounds, steps_per_round, blocks, init, opt_state, restart, seed)
+                 **kwargs
+                ):
+        super().__init__(1-check_number('keep', keep, 0, 1), **kwargs)
         store_attr('keep')
 
     def masks(self, ws):
