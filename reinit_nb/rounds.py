@@ -174,6 +174,8 @@ def redraws(self:RoundCallback, b:Blocks, r:int)->Callable|None: # `f(name of a 
 @patch
 def partly(self:RoundCallback, b:Blocks, r:int)->dict: # Name of a parameter → `rescaled`, `masked`, …
     "What happens to parameters that are not"
+
+# %% ../nbs/31_rounds.ipynb #b8d37d02
 @patch
 def weights(self:RoundCallback, ws:dict, r:int)->tuple[dict,dict]: # New values, and masks of what was redrawn, by name
     "New values of the parameters named by `partly`"
@@ -182,6 +184,8 @@ def weights(self:RoundCallback, ws:dict, r:int)->tuple[dict,dict]: # New values,
 def planned(self:RoundCallback, b:Blocks)->dict: # Name → entries; those that cannot be known before are left out
     "How many entries of each masked parameter are redrawn"
     return {}
+
+# %% ../nbs/31_rounds.ipynb #b8d37d03
 @patch
 def normalised(self:RoundCallback, b:Blocks, r:int)->str|None:
     "The block whose output is normalised anew when round `r` begins"
@@ -194,7 +198,7 @@ def lr_factor(self:RoundCallback)->float:
     "What the learning rate is multiplied by"
     return 1.
 
-# %% ../nbs/31_rounds.ipynb #b8d37d02
+# %% ../nbs/31_rounds.ipynb #b8d37d04
 @patch
 def acts(self:RoundCallback, b:Blocks, r:int)->dict: # Name → word; those that are kept are left out
     "What happens to parameters when round `r` begins"
@@ -239,7 +243,7 @@ def plot_plan(df:pd.DataFrame, # From `plan`
     ax.legend(handles=[Patch(color=c, label=a) for a,c in COLOURS.items() if (df.action==a).any()], loc='upper left', bbox_to_anchor=(1,1), frameon=False)
     return ax
 
-# %% ../nbs/31_rounds.ipynb #b8d37d03
+# %% ../nbs/31_rounds.ipynb #b8d37d05
 @patch
 def before_fit(self:RoundCallback):
     if hasattr(self.learn, 'lr_finder'): self.run = False
@@ -255,6 +259,7 @@ def before_train(self:RoundCallback):
 def prepare(self:RoundCallback, b:Blocks):
     "What a method needs to add to the model"
 
+# %% ../nbs/31_rounds.ipynb #b8d37d06
 @patch
 def start(self:RoundCallback):
     "Find the blocks, check everything, note the initial norms"
@@ -289,6 +294,7 @@ def not_drawn(model:nn.Module)->list[str]: # Names of parameters
     return [f'{n}.{k}'.lstrip('.') for n,m in model.named_modules() if not isinstance(m, NOT_DRAWN) and not known(m)
             for k,p in m._parameters.items() if p is not None and p.ndim>1 and f'{n}.{k}'.lstrip('.') not in ws]
 
+# %% ../nbs/31_rounds.ipynb #44265f8e
 def check_weights(model:nn.Module, acts:dict, init):
     "Say what a method that works on single weights will not touch"
     if init=='default' and set(acts.values()) & {'masked','shrunk'}: check_reset(model)
@@ -311,6 +317,7 @@ def check_ready(cb:RoundCallback, # Whose plan
             if ps[n].dtype in (torch.float16, torch.bfloat16): raise ReinitError(
                 f'{n} would be {word} in round {r}, and it is in half precision: keep the weights in float32, and train with learn.to_fp16() or learn.to_bf16()')
 
+# %% ../nbs/31_rounds.ipynb #026e3246
 def check_finite(ps:dict, # Parameters by name
                  r:int # Round
                 ):
@@ -318,7 +325,7 @@ def check_finite(ps:dict, # Parameters by name
     for n,p in ps.items():
         if not torch.isfinite(p.detach()).all(): raise ReinitError(f'{n} holds NaN or infinity before round {r}: training has diverged, and nothing was changed. Try a lower learning rate')
 
-# %% ../nbs/31_rounds.ipynb #b8d37d04
+# %% ../nbs/31_rounds.ipynb #b8d37d07
 @patch
 def before_batch(self:RoundCallback):
     at = self.epoch*self.learn.n_iter + self.iter
@@ -340,6 +347,7 @@ def begin(self:RoundCallback, r:int):
     self.round = r
     self.freeze_some()
 
+# %% ../nbs/31_rounds.ipynb #b8d37d08
 @patch
 def check_order(self:RoundCallback):
     "Raise an error if a method goes by the order of blocks, and they are called in another one"
@@ -356,7 +364,7 @@ def after_batch(self:RoundCallback):
     if self.at<len(self.losses): self.losses[self.at] = self.learn.loss.detach().mean()
     RoundCallback.after_step(self)   # a batch that was cancelled in its step
 
-# %% ../nbs/31_rounds.ipynb #b8d37d05
+# %% ../nbs/31_rounds.ipynb #b8d37d09
 @patch
 def normalise(self:RoundCallback, new:dict, r:int)->dict: # `block`, `mu` and `sigma`, if there are any
     "Statistics under the new values, before anything is written"
@@ -401,7 +409,7 @@ def note(self:RoundCallback, r, n, before, after, found):
             redrawn=sum(n.get(o, 0) for o in part.params), norm_before=before[k], norm_after=after[k],
             mu=found['mu'] if found.get('block')==k else math.nan, sigma=found['sigma'] if found.get('block')==k else math.nan, loss_before=loss, steps_back=None))
 
-# %% ../nbs/31_rounds.ipynb #b8d37d06
+# %% ../nbs/31_rounds.ipynb #b8d37d10
 @patch
 def freeze_some(self:RoundCallback):
     "Note what is frozen in this round"
@@ -413,7 +421,7 @@ def freeze_some(self:RoundCallback):
                     and any(self.parts.part_of(n) is part for part in whole)]
     for m in self.resting: m.eval()
 
-# %% ../nbs/31_rounds.ipynb #b8d37d07
+# %% ../nbs/31_rounds.ipynb #b8d37d11
 @patch
 def before_step(self:RoundCallback):
     for p in self.still: p.grad = None
@@ -426,6 +434,7 @@ def after_step(self:RoundCallback):
 @patch
 def after_cancel_step(self:RoundCallback): RoundCallback.after_step(self)
 
+# %% ../nbs/31_rounds.ipynb #b8d37d12
 @patch
 def of_round(self:RoundCallback, r:int)->Tensor: # One loss for each batch
     "Losses of round `r`, as far as it has come"
@@ -504,7 +513,7 @@ def before_fit(self:PlateauCallback):
     if best is not None: self.best = best
     if self.base is None: self.base = [h['lr'] for h in self.opt.hypers]
 
-# %% ../nbs/31_rounds.ipynb #b8d37d08
+# %% ../nbs/31_rounds.ipynb #b8d37d13
 @patch
 def after_epoch(self:PlateauCallback):
     if self.recorder.values[-1][self.idx] is None: raise ReinitError(f'{self.monitor} is not there: fit_rounds needs a validation set')
@@ -516,6 +525,7 @@ def after_epoch(self:PlateauCallback):
         self.opt.set_hyper('lr', [h['lr']/2 for h in self.opt.hypers])
     if self.halved>self.halvings or self.epochs>=self.n: self.end_round()
 
+# %% ../nbs/31_rounds.ipynb #b8d37d14
 @patch
 def end_round(self:PlateauCallback):
     "Go back to the best weights of the round, and on to the next"
@@ -535,7 +545,7 @@ def state_dict(self:PlateauCallback)->dict:
 def load_state_dict(self:PlateauCallback, state:dict):
     for k,v in state.items(): setattr(self, k, v)
 
-# %% ../nbs/31_rounds.ipynb #b8d37d09
+# %% ../nbs/31_rounds.ipynb #b8d37d15
 @patch
 def fit_rounds(self:Learner,
                n:int, # Epochs of a round, at most
@@ -567,6 +577,8 @@ def _word(v):
 def arguments(self:RoundCallback)->dict:
     "All arguments, as plain values"
     return {k:_word(v) for k,v in self.__stored_args__.items()}
+
+# %% ../nbs/31_rounds.ipynb #b8d37d16
 @patch
 def held(self:RoundCallback)->dict: # Tensors by name
     "What a method holds on to within a round"
@@ -581,7 +593,7 @@ def state_dict(self:RoundCallback)->dict: # Loads with `torch.load(..., weights_
     return dict(kind=type(self).__name__, arguments=self.arguments(), round=self.round, at=self.at, starts=list(self.starts), total=self.total, norm0=dict(self.norm0),
                 streams=self.streams.state_dict(), events=[dict(e) for e in self.events], losses=self.losses[:self.at+1].cpu(), held=self.held())
 
-# %% ../nbs/31_rounds.ipynb #b8d37d10
+# %% ../nbs/31_rounds.ipynb #b8d37d17
 @patch
 def load_state_dict(self:RoundCallback, state:dict):
     "Go on from a state"
@@ -595,6 +607,7 @@ def load_state_dict(self:RoundCallback, state:dict):
     self.hold(state['held'])
     self.loaded = True
 
+# %% ../nbs/31_rounds.ipynb #b8d37d18
 @patch
 def go_on(self:RoundCallback, starts:tuple):
     "Take up loaded rounds: they must be the same ones"
