@@ -20,7 +20,7 @@ from fastcore.basics import noop,patch
 from fastcore.foundation import L
 from torch import Tensor,nn
 from .core import Recipe,ReinitError,atomic_write,check_number,flat
-from .rounds import RoundCallback,find_blocks,root
+from .rounds import RoundCallback,find_blocks,given,root
 
 # %% ../nbs/37_checkpoint.ipynb #2350e094
 _KIND = '__kind__'
@@ -147,7 +147,7 @@ def _ours(cb): return type(cb).__module__.startswith(('fastai.','reinit_nb.')) a
 
 def _arguments(cb):
     if isinstance(cb, RoundCallback): return cb.arguments()
-    res = {k:v for k,v in getattr(cb, '__stored_args__', {}).items() if isinstance(v, (bool,int,float,str))}
+    res = {k:v for k,v in given(cb).items() if isinstance(v, (bool,int,float,str))}
     scheds = vars(cb).get('scheds')
     return res | ({f'{k} schedule':[np.asarray(f(p), dtype=float).round(12).ravel().tolist() for p in (0.,.1,.3,.6,1.)] for k,f in scheds.items()} if isinstance(scheds, dict) else {})
 

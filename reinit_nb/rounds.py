@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['OPT_STATES', 'WINDOW', 'LOG', 'COLOURS', 'share_epochs', 'round_starts', 'round_lengths', 'forget', 'recent',
            'steps_back', 'root', 'find_blocks', 'fresh', 'RoundCallback', 'plot_plan', 'known', 'not_drawn',
-           'check_weights', 'check_ready', 'check_finite', 'plot_losses', 'plot_log', 'PlateauCallback']
+           'check_weights', 'check_ready', 'check_finite', 'plot_losses', 'plot_log', 'PlateauCallback', 'given']
 
-# %% ../nbs/31_rounds.ipynb #2499d851
-import copy,functools,io,math,re,warnings
+# %% ../nbs/31_rounds.ipynb #716e0051
+import copy,functools,inspect,io,math,re,warnings
 from bisect import bisect_right
 from collections.abc import Callable,Iterable
 from itertools import accumulate,pairwise
@@ -573,10 +573,16 @@ def _word(v):
     if callable(v): return getattr(v, '__qualname__', repr(v))
     return [_word(o) for o in v] if isinstance(v, (list,tuple)) else v if isinstance(v, (bool,int,float,str,type(None))) else str(v)
 
+def given(o # An object that keeps its arguments as attributes
+         )->dict: # Name and value
+    "The arguments that an object was made with, its class's own and those of the classes above"
+    names = {k for c in type(o).__mro__ if '__init__' in vars(c) for k in inspect.signature(c.__init__).parameters}
+    return {k:vars(o)[k] for k in sorted(names) if k in vars(o)}
+
 @patch
 def arguments(self:RoundCallback)->dict:
     "All arguments, as plain values"
-    return {k:_word(v) for k,v in self.__stored_args__.items()}
+    return {k:_word(v) for k,v in given(self).items()}
 
 # %% ../nbs/31_rounds.ipynb #b8d37d16
 @patch
