@@ -299,7 +299,7 @@ def check_weights(model:nn.Module, acts:dict, init):
     "Say what a method that works on single weights will not touch"
     if init=='default' and set(acts.values()) & {'masked','shrunk'}: check_reset(model)
     if (left := not_drawn(model)):
-        warnings.warn(f'{", ".join(left[:5])}{", …" if len(left)>5 else ""} will be left alone: only parameters called weight count as weights of a layer', stacklevel=2)
+        warnings.warn(f"{', '.join(left[:5])}{', …' if len(left)>5 else ''} will be left alone where weights are {', '.join(sorted(set(acts.values())))}: only parameters called weight count as weights of a layer", stacklevel=2)
 
 # %% ../nbs/31_rounds.ipynb #a9c79502
 def check_ready(cb:RoundCallback, # Whose plan
@@ -308,9 +308,10 @@ def check_ready(cb:RoundCallback, # Whose plan
                ):
     "Raise an error for whatever would go wrong in any of the rounds"
     ps = dict(b.model.named_parameters())
+    part = next(filter(None, (cb.partly(b, r) for r in range(cb.first, rounds+1))), None)
+    if part: check_weights(b.model, part, cb.init)   # once, not for every round
     for r in range(cb.first, rounds+1):
         if whole := cb.redraws(b, r): check_reset(b.model, only=whole)
-        if part := cb.partly(b, r): check_weights(b.model, part, cb.init)
         for n,word in cb.acts(b, r).items():
             if not ps[n].requires_grad: raise ReinitError(
                 f'{n} would be {word} in round {r}, and it is frozen (requires_grad is False): unfreeze it, or choose a method that leaves it alone')
@@ -339,8 +340,7 @@ def before_batch(self:RoundCallback):
 @patch
 def begin(self:RoundCallback, r:int):
     "Begin round `r`"
-    if r<=self.round: raise ReinitError(f'the loaded state is in round {self.round}, and this fit begins in round {r}: go on with start_epoch={self.at//self.learn.n_iter+1}, or take a new callback to begin anew')
-    if r>self.round+1: raise ReinitError(f'training starts in round {r}, and the rounds before it were never begun: load their state, or fit from epoch 0')
+    if r!=self.round+1: raise ReinitError(f'training starts in round {r}, and the rounds before it were never begun: load their state, or fit from epoch 0')
     if r==1: self.check_order()
     self.close()
     if r>=self.first: self.intervene(r)
@@ -351,9 +351,8 @@ def begin(self:RoundCallback, r:int):
 @patch
 def check_order(self:RoundCallback):
     "Raise an error if a method goes by the order of blocks, and they are called in another one"
-    b,xb = self.parts,self.learn.xb
-    rounds = range(self.first, min(self.first, self.n_rounds(b))+1)
-    if not all(isinstance(x, Tensor) for x in xb) or not any(self.redraws(b, r) or self.normalised(b, r) for r in rounds): return
+    b,xb,r = self.parts,self.learn.xb,self.first
+    if r>self.n_rounds(b) or not (self.redraws(b, r) or self.normalised(b, r)) or not all(isinstance(x, Tensor) for x in xb): return
     names = [part.last for part in b.parts]
     called = list(trace(b.model, names, tuple(x.as_subclass(Tensor) for x in xb)))
     if called!=[n for n in names if n in called]: raise ReinitError(
