@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['OPTS', 'SCHEDULES', 'METHODS', 'CONTROLS', 'Learn', 'lr_at', 'momentum_at', 'Method', 'Run', 'network', 'n_rounds',
            'optimizer', 'learner', 'round_callback', 'fit', 'seeded', 'train', 'seldom', 'evaluate', 'measure',
-           'run_one', 'plan', 'run']
+           'run_one', 'plan', 'missing', 'run']
 
-# %% ../nbs/40_path.ipynb #f062835b
+# %% ../nbs/40_path.ipynb #056d4acb
 import math,random,time
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from torch import Tensor,nn
 from .blocks import init_name
 from .core import Recipe,ReinitError,Streams,check_choice,check_number
 from .models import MODELS,PAPERS,NetOptions,model
-from .vision import Task,_enlarged,dls,load
+from .vision import Task,_enlarged,class_names,dls,load,missing as no_data
 
 # %% ../nbs/40_path.ipynb #d899db3b
 OPTS = {'sgd':'SGD with momentum and L2 penalty', 'adam':'Adam with L2 penalty', 'adamw':'Adam with decoupled weight decay'}
@@ -173,7 +173,7 @@ class Run(Recipe):
     @property
     def net_options(self)->dict: return dict(width=self.width, norm=self.norm, dropout=self.dropout, init=self.init, seed=self.seed)
 
-# %% ../nbs/40_path.ipynb #999971ce
+# %% ../nbs/40_path.ipynb #517ab0ce
 def network(run:Run # Network, task and seed matter
            )->nn.Sequential: # `block1` … `blockK`, `head`
     "The network of a run, with its initial weights"
@@ -181,7 +181,7 @@ def network(run:Run # Network, task and seed matter
     d = load(task.dataset, task.size and _enlarged(task.size, task))
     h,w = (task.size,)*2 if task.size else d.x_train.shape[1:3]
     if h!=w: raise ReinitError(f'the images of {task.dataset!r} are {h}×{w}, and {run.model} takes square ones: give the task a size')
-    return model(run.model, n_out=len(d.classes), c_in=task.channels or (1 if d.x_train.ndim==3 else 3), size=h, **run.net_options)
+    return model(run.model, n_out=len(class_names(task, d)), c_in=task.channels or (1 if d.x_train.ndim==3 else 3), size=h, **run.net_options)
 
 def n_rounds(run:Run)->int:
     "How many rounds a run has; an error, if it has fewer epochs"
@@ -320,7 +320,7 @@ def measure(learn # fastai `Learner` with loaders from `vision.dls`
     steps = getattr(learn, 'train_iter', 0) if cb is None else cb.at+1
     return res | dict(steps=steps, epochs=steps//len(data.train), rounds=1 if cb is None else cb.round)
 
-# %% ../nbs/40_path.ipynb #f6ca0fe8
+# %% ../nbs/40_path.ipynb #dbf51928
 def run_one(run:Run, # What to train
             checkpoint=None # As in `train`
            )->list[dict]: # One row, as from `measure`
@@ -333,6 +333,10 @@ def run_one(run:Run, # What to train
 def plan(recipes:Sequence[Run])->list: # Portions of one
     "Every run by itself"
     return [[r] for r in recipes]
+
+def missing(run:Run)->str|None: # What to do; `None` if nothing is missing
+    "Why a run cannot be run here: its images are not there"
+    return no_data(run.task.dataset)
 
 def run(recipes:Sequence[Run], # What to train, one after the other
         checkpoints=None # Folder for the checkpoints of runs that are under way, by hash

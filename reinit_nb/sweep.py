@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ENSEMBLE', 'PATH', 'Engine', 'run', 'ask']
 
-# %% ../nbs/50_sweep.ipynb #d0af4139
-import time,traceback
+# %% ../nbs/50_sweep.ipynb #d677bea5
+import time,traceback,warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -19,16 +19,17 @@ import torch
 from . import ensemble,path
 from .core import Recipe, ReinitError, Store, check_number, default_device, load_results, progress, scale
 
-# %% ../nbs/50_sweep.ipynb #04852157
+# %% ../nbs/50_sweep.ipynb #e45346e3
 class Engine(NamedTuple):
     "How recipes are run"
     plan:Callable # Recipes → portions of recipes
     run:Callable  # A portion → for each recipe, a list of rows
     processes:bool = False # Do portions that run side by side need processes, or do threads suffice?
     resumes:bool = False   # Does `run` take `checkpoints`, a folder, and go on from `hash.pth` there?
+    missing:Callable|None = None # A recipe → why it cannot be run here, or `None`
 
 ENSEMBLE = Engine(ensemble.plan, ensemble.run)
-PATH = Engine(path.plan, path.run, processes=True, resumes=True)
+PATH = Engine(path.plan, path.run, processes=True, resumes=True, missing=path.missing)
 
 # %% ../nbs/50_sweep.ipynb #9c39436e
 def _run_portion(portion, store, engine):
@@ -87,18 +88,31 @@ def _go_through(portions, store, engine, workers):
     if engine.processes: return _reported(portions, store, engine, workers)
     return _side_by_side(partial(_run_portion, store=store, engine=engine), portions, workers)
 
-# %% ../nbs/50_sweep.ipynb #975e9060
+# %% ../nbs/50_sweep.ipynb #a48f0960
+def _possible(recipes, store, engine, alone=True):
+    "Recipes whose results are in the store or can be had here; a warning about the others, or an error if there is nothing else"
+    if engine.missing is None: return recipes
+    lack = {r:why for r in recipes if r not in store and (why := engine.missing(r))}
+    if not lack: return recipes
+    why = list(lack.values())
+    said = '; '.join(f'{why.count(o)} runs: {o}' for o in dict.fromkeys(why))
+    if alone and len(lack)==len(set(recipes)): raise ReinitError(f'nothing can be run here. {said}')
+    warnings.warn(f'left out, the others go on: {said}', stacklevel=3)
+    return [r for r in recipes if r not in lack]
+
+# %% ../nbs/50_sweep.ipynb #631260e9
 def run(recipes:Sequence[Recipe], # What to run
         store:Store|None=None, # Where runs are kept; default: `Store()`
         engine:Engine=ENSEMBLE, # How to run them
         label:str='', # Shown beside the progress bar
         show:bool=True, # Show a progress bar?
         workers:int|None=None # Portions at once; default: as many as torch has threads, or one on a GPU
-       )->pd.DataFrame: # `Store.frame` of all `recipes`, with provenance
+       )->pd.DataFrame: # `Store.frame` of all `recipes` but those whose data is missing, with provenance
     "Run the recipes that the store does not have yet, and give the results of all"
     store = (Store() if store is None else store).check_writable()
     if workers is None: workers = torch.get_num_threads() if default_device().type=='cpu' else 1
     check_number('workers', workers, 1, integer=True)
+    recipes = _possible(list(recipes), store, engine)
     todo = [r for r in dict.fromkeys(recipes) if r not in store]
     while todo:
         portions = engine.plan(todo)
@@ -108,7 +122,7 @@ def run(recipes:Sequence[Recipe], # What to run
         todo = [r for r in others if r not in store]
     return store.frame(recipes, provenance=True)
 
-# %% ../nbs/50_sweep.ipynb #4ed06519
+# %% ../nbs/50_sweep.ipynb #11c77399
 def ask(recipes:Sequence[Recipe], # What is wanted
         results=None, # CSV file with published results; may be missing
         store:Store|None=None, # Where new runs are kept
@@ -121,5 +135,6 @@ def ask(recipes:Sequence[Recipe], # What is wanted
     have = set() if known is None else set(known.recipe)
     rest = [r for r in recipes if r.hash not in have]
     parts = [known[known.recipe.isin({r.hash for r in recipes})]] if have else []
+    rest = _possible(rest, Store() if store is None else store, kw.get('engine', ENSEMBLE), alone=len(rest)==len(recipes))
     if rest: parts.append(run(rest, store, **kw))
     return pd.concat(parts, ignore_index=True)
