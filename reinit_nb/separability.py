@@ -124,7 +124,7 @@ def cross_validate(folds:Sequence[Moments], # One for each part of the rows
         errors += [_error(part, s(p)) for p in penalties]
     return pd.DataFrame(dict(penalty=penalties, error=errors/total.n))
 
-# %% ../nbs/21_separability.ipynb #1a37fa10
+# %% ../nbs/21_separability.ipynb #344c2030
 def fisher(m:Moments # Of features and labels
           )->float: # From 0; infinite if some direction tells classes apart without error
     "Fisher's criterion, tr(S_w⁻¹ S_b)"
@@ -133,7 +133,7 @@ def fisher(m:Moments # Of features and labels
     U,s,_ = torch.linalg.svd(rows[:,1:1+d], full_matrices=False)
     U = U[:, s>torch.finfo(torch.float64).eps*max(m.n, d)*torch.linalg.matrix_norm(m.R[:,1:1+d])]
     if not U.shape[1]: return 0.   # nothing but constants
-    rho = torch.linalg.svdvals(U.T@rows[:,1+d:][:,here]/m.counts[here].sqrt())**2
+    rho = torch.linalg.svdvals(U.T@rows[:,1+d:][:,here]/m.counts[here].double().sqrt())**2
     return float((rho/(1-rho)).sum()) if (1-rho>1e-10).all() else float('inf')
 
 # %% ../nbs/21_separability.ipynb #7dfa8fc4
@@ -489,7 +489,7 @@ def _rows(part, tap, o, ps, readouts, facts, scores):
             rows.append(dict(layer=n, depth=i, measure=m, part=part, value=float(value), n=int(k), **facts[n], penalty=float(pen)))
     return rows
 
-# %% ../nbs/21_separability.ipynb #ac8cafaf
+# %% ../nbs/21_separability.ipynb #160a8c30
 def _train(tap, data, o):
     "Readouts, facts about the layers, classes, and the rows of the table for the training set"
     ps = _Pass(tap, data, o.folds if 'ridge' in o.measures and o.penalty is None else 1, True, o.cache, o.seed)
@@ -499,7 +499,7 @@ def _train(tap, data, o):
     scores = _Score(readouts).kept(ps.kept)
     linear = {k:r for k,r in readouts.items() if k[1] not in LOSSES}
     if ps.kept.share<1 and linear:   # the activations did not fit
-        again = _Pass(tap, data, also=(s := _Score(linear)), classes=len(ps.counts)) if iter(data) is not data else None
+        again = _Pass(tap, data, also=(s := _Score(linear)), classes=len(ps.counts)) if not hasattr(data, '__next__') else None
         if again is None or again.n!=ps.n: raise ReinitError(f'data could not be read a second time, which is needed because the activations are larger than cache={o.cache:,} bytes: give a list or a loader, or raise cache')
         scores |= s()
     return readouts,facts,len(ps.counts),_rows('train', tap, o, ps, readouts, facts, scores)
@@ -547,7 +547,7 @@ def _only(df, measure, one=False):
     for m in ms: check_choice('measure', m, known)
     return df[df.measure.isin(ms[:1] if one and measure is None else ms)],_NAMES.get(ms[0], 'accuracy of a linear readout')
 
-# %% ../nbs/21_separability.ipynb #f4b15070
+# %% ../nbs/21_separability.ipynb #c0c41151
 def plot_separability(df:pd.DataFrame, # From `separability`
                       measure:str|Sequence[str]|None=None, # Which; default: all that are accuracies
                       by:str='measure', # A colour for each value of this column
@@ -556,7 +556,9 @@ def plot_separability(df:pd.DataFrame, # From `separability`
     "Separability by layer: training set dashed, test set solid"
     ax,(df,label) = _axes(ax),_only(df, measure)
     cs = {k:f'C{i%10}' for i,k in enumerate(df[check_choice('by', by, list(df.columns))].unique())}
-    for (k,part),g in df.groupby([by,'part'], sort=False): ax.plot(g.depth, g.value, _DASH.get(part, '-'), marker='o', ms=3, c=cs[k], label=f'{k}, {part}')
+    for (k,part),g in df.groupby([by,'part'], sort=False): ax.plot(g.depth, g.value, _DASH.get(part, '-'), marker='o', ms=3, c=cs[k])
+    for k,c in cs.items() if len(cs)>1 else (): ax.plot([], [], c=c, label=k)
+    for part in df.part.unique(): ax.plot([], [], _DASH.get(part, '-'), c='grey', label=part)
     layers = df.drop_duplicates('depth')
     ax.set_xticks(layers.depth, layers.layer, rotation=45, ha='right')
     ax.set(ylabel=label); ax.legend(frameon=False, fontsize='small')
