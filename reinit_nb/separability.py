@@ -41,7 +41,7 @@ class Moments:
         self.counts = F.pad(self.counts, (0, C-self.C)) + F.pad(seen, (0, C-len(seen)))
         self.waiting.append((h, y)); self.n += len(y)
         # decompositions of few rows at a time would be slow, of many rows would need memory
-        if sum(len(y) for _,y in self.waiting)>=max(self.d, min(4*self.d, 2048)): self.settle()
+        if sum(len(y) for _,y in self.waiting)>=max(self.d, min(16*self.d, 2**22//self.d)): self.settle()
         return self
 
 # %% ../nbs/21_separability.ipynb #212cde05
