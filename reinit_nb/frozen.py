@@ -566,7 +566,7 @@ def _frozen_channels(w, model, cutoff, bias):
     front[w.into[triple[w.behind]]] = True
     return double,triple,front,third,small
 
-# %% ../nbs/23_frozen.ipynb #8c875dd1
+# %% ../nbs/23_frozen.ipynb #19b7852b
 def _weights(p, model, row, col):
     "Weights in `row` and `col`: with both sizes added, and each once"
     a,b,k = p.sizes(model)
@@ -584,8 +584,9 @@ def _count(w, model, cutoff, bias):
     for p in w.parts:
         at,c = w.ends(p)
         can,frozen = (_all_of(at, o[c], len(p.rows)).sum() for o in (w.countable, double))
-        d,distinct = _weights(p, model, _on(double, p.rows), _on(double, p.cols))
+        d,_ = _weights(p, model, _on(double, p.rows), _on(double, p.cols))
         t,_ = _weights(p, model, _on(triple|front, p.rows), _on(triple|third, p.cols))
+        _,distinct = _weights(p, model, _on(double|front, p.rows), _on(double|third, p.cols))
         total = _numel(model, p.weight, p.bias)
         out.append((p.name, _label(p), 'norm' if p.norm else 'layer', len(p.rows), *small[p.weight], int(can), int(frozen), d, t, distinct, total, distinct/total))
     return pd.DataFrame(out, columns=['layer','kind','role','rows','small_rows','small_cols','countable','frozen','double','triple','distinct','weights','share'])
