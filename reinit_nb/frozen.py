@@ -71,12 +71,13 @@ class Part:
         c,at = np.unique(self.cols, return_inverse=True)
         return c,at.reshape(-1)
 
-# %% ../nbs/23_frozen.ipynb #e0fae561
+# %% ../nbs/23_frozen.ipynb #0f6ffe43
 class _Follow(TorchFunctionMode):
     "Sees every function of torch that a network calls, and follows its channels"
     def __init__(self, model, names):
         super().__init__()
         self.model,self.names,self.mods = model,names,dict(model.named_modules())
+        self.own,self.buffers = dict(model.named_parameters()),dict(model.named_buffers())   # as they are: inside the run they are others
         self.tags,self.parts,self.n,self.stack = {},[],0,[]
         self.same,self.bad,self.notes,self.inside = [],[],[],{}
 
@@ -225,7 +226,7 @@ def reduce(self:_Follow, name, ids, args, kwargs, out):
     if torch.equal(lo, hi): self.tag(out, lo)
     else: self.spoil(ids, f'{name} over channels (in {self.here()})')
 
-# %% ../nbs/23_frozen.ipynb #fe3d532c
+# %% ../nbs/23_frozen.ipynb #874a87ef
 @patch
 def add(self:_Follow, a, b, out):
     "Channels that are added are one"
@@ -245,8 +246,8 @@ def shift(self:_Follow, other, ids, out):
     if not isinstance(other, Tensor): what = f'{other:g}' if other else None
     else:
         what = self.names.get(id(other), 'a tensor that no layer writes')
-        if what in dict(self.model.named_parameters()): return self.spoil(ids, f'the parameter {what} is added')
-        real = dict(self.model.named_buffers()).get(what)
+        if what in self.own: return self.spoil(ids, f'the parameter {what} is added')
+        real = self.buffers.get(what)
         if real is not None and real.device.type!='meta' and not real.any(): what = None
     if what: self.notes.append((_flat_ids(ids), f'{what} is added in {self.here()}: a channel of zeros is no longer zero'))
 
@@ -287,12 +288,12 @@ def _in_tags(args, follow):
             ids = follow.fresh(a.shape[1])
             follow.tag(a, _spread(ids, a.shape, 1)); follow.spoil(ids, 'the input')
 
-# %% ../nbs/23_frozen.ipynb #552fd769
+# %% ../nbs/23_frozen.ipynb #b9d18573
 def _follow(model, args, meta):
     "Run once; gives what was seen"
     state = _states(model, meta)
     follow = _Follow(model, {id(v):k for k,v in state.items()})
-    modes,hooks = [(m, m.training) for m in model.modules()],_watch(model, follow)
+    hooks,were = _watch(model, follow),[(m, dict(vars(m))) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]   # some keep tensors as attributes
     luck = random.getstate(),np.random.get_state()
     try:
         model.eval()
@@ -302,7 +303,7 @@ def _follow(model, args, meta):
     except Exception as e: e.where = follow.here(); raise
     finally:
         for h in hooks: h.remove()
-        for m,mode in modes: m.training = mode
+        for m,was in were: vars(m).clear(); vars(m).update(was)
         random.setstate(luck[0]); np.random.set_state(luck[1])
     for t in _tensors(list(out.values()) if isinstance(out, dict) else out):
         if follow.of(t) is not None: follow.spoil(follow.of(t), "the model's output")
@@ -374,7 +375,24 @@ def _join(d, key, value):
     within = np.arange(len(at))-np.repeat(np.cumsum(hi-lo)-(hi-lo), hi-lo)
     return at,value[order][lo[at]+within]
 
-# %% ../nbs/23_frozen.ipynb #e2c5c319
+# %% ../nbs/23_frozen.ipynb #f8908a6b
+def _ends(rows, src, dst):
+    "Where the distinct channels in `rows` end: places among them, ends, and the place of each row"
+    u,at = np.unique(rows, return_inverse=True)
+    return *_join(u, src, dst),at.reshape(-1)
+
+def _all_of(at, on, n):
+    "For each of `n` channels: is `on` true for all its ends, and is there one?"
+    every = np.bincount(at, minlength=n)
+    return (np.bincount(at[on], minlength=n)==every) & (every>0)
+
+@patch
+def every(self:Wiring, p:Part, on:np.ndarray)->np.ndarray: # By row
+    "Is `on` true for all channels in which a row of `p` ends?"
+    at,c,rows = self.at[p.weight]
+    return _all_of(at, on[c], rows.max()+1)[rows]
+
+# %% ../nbs/23_frozen.ipynb #d49a1a2f
 @patch
 def settle(self:Wiring)->Wiring: # The same
     "Work out what stays the same however often weights are counted"
@@ -391,7 +409,7 @@ def settle(self:Wiring)->Wiring: # The same
         at,new = _join(dst[go], self.into, self.behind)
         src,dst = np.concatenate([src[~go], src[go][at]]),np.concatenate([dst[~go], new])
     self.src,self.dst = src,dst     # channel → the channels in which it ends
-    self.at = {p.weight:_join(p.rows, src, dst) for p in self.parts}
+    self.at = {p.weight:_ends(p.rows, src, dst) for p in self.parts}
     return self
 
 # %% ../nbs/23_frozen.ipynb #b1a6a5af
@@ -431,7 +449,7 @@ def wiring(model:nn.Module, # Any network
     f = _trace(model, x)
     return Wiring(f.parts, f.n, f.same, f.bad, f.notes, f.inside).settle()
 
-# %% ../nbs/23_frozen.ipynb #5cef921c
+# %% ../nbs/23_frozen.ipynb #52f80874
 def _texts(values):
     "Reasons, with how many channels they concern if not all"
     found = pd.Series([o for o in values if o is not None], dtype=object).value_counts(sort=False)
@@ -443,32 +461,26 @@ def _touch(sets, n):
     return coo_matrix((np.ones(len(at), np.int32), (at,_cat(sets))), (len(sets),n)).tocsr()
 
 @patch
-def ends(self:Wiring, p:Part)->tuple[np.ndarray,np.ndarray]: # Places of rows, and channels
+def ends(self:Wiring, p:Part)->np.ndarray: # Channels
     "The channels in which the rows of `p` end: behind their normalization, where there is one"
-    return self.at[p.weight]
+    return self.at[p.weight][1]
 
-# %% ../nbs/23_frozen.ipynb #39fa8b02
+# %% ../nbs/23_frozen.ipynb #5a3a5e88
 _COLS = ['layer','kind','rows','norm','joins','next','countable','why','remark']
 
 def _label(p): return p.kind+(f' ({p.groups} groups)' if p.groups>1 else '')
-
-def _all_of(at, on, n):
-    "For each of `n` rows: is `on` true for all its ends, and is there one?"
-    every = np.bincount(at, minlength=n)
-    return (np.bincount(at[on], minlength=n)==every) & (every>0)
 
 @patch
 def table(self:Wiring)->pd.DataFrame: # One row per layer
     "Who reads whom"
     L,rows = self.layers,[]
-    E = _touch([self.ends(p)[1] for p in L], self.n)
+    E = _touch([self.ends(p) for p in L], self.n)
     C,N = (_touch([p.cols[p.cols>=0] for p in o], self.n) for o in (L, self.norms))
     R = _touch([o[~self.read[o]] for p in L for o in [p.rows[p.rows>=0]]], self.n)
     joins,nxt,norms = ((a@b.T).toarray()>0 for a,b in ((E,E),(E,C),(R,N)))
     def names(parts, on): return ', '.join(p.name for p,o in zip(parts, on) if o)
     for i,p in enumerate(L):
-        at,c = self.ends(p)
-        ok,joins[i,i] = _all_of(at, self.countable[c], len(p.rows)),False
+        c,ok,joins[i,i] = self.ends(p),self.every(p, self.countable),False
         why = _texts(self.why[c]) or ('' if ok.any() else 'no layer reads it')
         rows.append((p.name, _label(p), len(p.rows), names(self.norms, norms[i]), names(L, joins[i]), names(L, nxt[i]), int(ok.sum()), why, _texts(self.note[c])))
     rows += [(w.rpartition('.')[0], 'weight', 0, '', '', '', 0, why, '') for w,why in self.inside.items() if 'weight' in w.rpartition('.')[2]]
@@ -566,7 +578,7 @@ def _frozen_channels(w, model, cutoff, bias):
     front[w.into[triple[w.behind]]] = True
     return double,triple,front,third,small
 
-# %% ../nbs/23_frozen.ipynb #19b7852b
+# %% ../nbs/23_frozen.ipynb #3584c62c
 def _weights(p, model, row, col):
     "Weights in `row` and `col`: with both sizes added, and each once"
     a,b,k = p.sizes(model)
@@ -582,8 +594,7 @@ def _count(w, model, cutoff, bias):
     double,triple,front,third,small = _frozen_channels(w, model, cutoff, bias)
     out = []
     for p in w.parts:
-        at,c = w.ends(p)
-        can,frozen = (_all_of(at, o[c], len(p.rows)).sum() for o in (w.countable, double))
+        can,frozen = (w.every(p, o).sum() for o in (w.countable, double))
         d,_ = _weights(p, model, _on(double, p.rows), _on(double, p.cols))
         t,_ = _weights(p, model, _on(triple|front, p.rows), _on(triple|third, p.cols))
         _,distinct = _weights(p, model, _on(double|front, p.rows), _on(double|third, p.cols))
@@ -665,23 +676,23 @@ class _Features:
         self.top = top if self.top is None else torch.maximum(self.top, top)
         self.gram = gram if self.gram is None else self.gram+gram
 
-# %% ../nbs/23_frozen.ipynb #b188fae2
+# %% ../nbs/23_frozen.ipynb #d1dd9795
 def _first_reader(w, p, mods):
     "The first module that reads what `p` writes"
-    c = np.unique(w.ends(p)[1])
+    c = w.ends(p)
     return next((q for q in w.layers if q.name in mods and np.isin(q.seen[0], c).any()), None)
 
 def _unit_row(w, p, f):
     "Dead units of `p` and the ranks of what its reader sees of it"
-    at,c = w.ends(p)
+    at,c,rows = w.at[p.weight]
     alive,here = np.zeros(w.n+1, bool),np.isin(f.p.cols, c)
     alive[f.p.cols[(f.top>0).cpu().numpy()]] = True      # the last place is for columns that could not be followed
-    seen = np.isin(c, f.p.cols)
-    live = np.bincount(at[seen][alive[c[seen]]], minlength=len(p.rows))>0
-    n = len(np.unique(at[seen]))
+    on,k = np.isin(c, f.p.cols),rows.max()+1
+    seen,live = np.bincount(at[on], minlength=k)>0,np.bincount(at[on & alive[c]], minlength=k)>0
+    n,dead = int(seen[rows].sum()),int((seen & ~live)[rows].sum())
     here = torch.as_tensor(here)
     ranks = (math.nan,math.nan) if f.gram is None else effective_rank(f.gram.cpu()[here][:,here])
-    return p.name,n,n-int(live.sum()),1-int(live.sum())/n,*ranks
+    return p.name,n,dead,dead/n,*ranks
 
 # %% ../nbs/23_frozen.ipynb #29c9a5e7
 def _run_all(model, xs, hooks):

@@ -6,7 +6,7 @@
 __all__ = ['ONE_D', 'KINDS', 'dirac', 'dirac_reset', 'paper_resets', 'paper_reset', 'DiracResetCallback', 'sparsity',
            'sparsity_totals', 'sparse_masks', 'set_zero', 'sparsify', 'HoldZerosCallback']
 
-# %% ../nbs/24_reset.ipynb #63d595b5
+# %% ../nbs/24_reset.ipynb #57662eae
 from collections.abc import Iterable
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from torch import Tensor,nn
 from .blocks import drawn
 from .core import ReinitError,Streams,check_choice,check_number,paper_table,unknown
-from .frozen import _all_of,_check_countable,_unwrapped,wiring
+from .frozen import _check_countable,_unwrapped,wiring
 
 # %% ../nbs/24_reset.ipynb #d90308cf
 def dirac(shape:tuple, # Of a weight: rows, columns, and the kernel
@@ -119,7 +119,7 @@ def sparsity_totals(df:pd.DataFrame # From `sparsity`
     t = df.groupby(np.where(df.dims>1, 'weights', 'one_d'))[['entries','zeros','small']].sum()
     return t.assign(sparsity=t.zeros/t.entries, small_share=t.small/t.entries).rename_axis('of').reset_index()
 
-# %% ../nbs/24_reset.ipynb #5c74eee5
+# %% ../nbs/24_reset.ipynb #f2647168
 def _mutual_masks(model, q, streams, x, pairs):
     "Masks of what the chosen channels write and read"
     w = wiring(model, x, pairs)
@@ -127,8 +127,7 @@ def _mutual_masks(model, q, streams, x, pairs):
     picked = (torch.rand(w.n, generator=streams.mask)<q).numpy() & w.countable
     masks = {}
     for p in w.parts:
-        at,c = w.ends(p)
-        rows = torch.as_tensor(_all_of(at, picked[c], len(p.rows)))
+        rows = torch.as_tensor(w.every(p, picked))
         cols = torch.as_tensor(np.where(p.cols<0, False, picked[p.cols]))
         masks[p.weight] = rows if p.norm else _weight_mask(model.get_parameter(p.weight).shape, rows, cols, p)
         if p.bias: masks[p.bias] = rows

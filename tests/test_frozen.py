@@ -7,12 +7,15 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from fastai.callback.progress import ProgressCallback
+from fastai.callback.schedule import *
 from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.optimizer import SGD
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.utils import prune
+from torch.utils.data import TensorDataset
 from reinit_nb.blocks import FixedNorm, add_norms, blocks
 from reinit_nb.core import ReinitError
 from reinit_nb.frozen import (MutuallyFrozenCallback, effective_rank, frozen_totals, load_arch, mutually_frozen, plot_frozen,
@@ -239,15 +242,15 @@ def test_weight_norm_and_pruning():
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(L(5,6)), nn.ReLU(), L(6,4))
     t = readers(net, (1,5))
     assert t.countable[0]==6 and 'computed from others' in t.remark[0]
-    nn.utils.prune.custom_from_mask(net[2], 'weight', torch.ones(4,6).index_fill(1, torch.tensor([2]), 0))
+    prune.custom_from_mask(net[2], 'weight', torch.ones(4,6).index_fill(1, torch.tensor([2]), 0))
     with torch.no_grad(): net[0].parametrizations.weight.original0[2] = 0; net[0].bias[2] = 0
     assert mutually_frozen(net, (1,5)).frozen[0]==1
 
 # ---------------------------------------------------------------- real networks
 
-@pytest.mark.parametrize('name', ['mobilenet_v2','densenet121','shufflenet_v2_x0_5','squeezenet1_0','vgg11_bn','alexnet','regnet_y_400mf','mnasnet0_5','convnext_tiny','resnext50_32x4d'])
+@pytest.mark.parametrize('name', ['mobilenet_v2','densenet121','shufflenet_v2_x0_5','squeezenet1_0','regnet_y_400mf','convnext_tiny'])
 def test_torchvision(name):
-    with torch.device('meta'): net = torchvision.models.get_model(name)
+    with torch.random.fork_rng(): net = torchvision.models.get_model(name)
     t = readers(net)
     assert len(t)==sum(isinstance(m, (nn.Conv2d,nn.Linear)) for m in net.modules())
     assert t.countable.sum()>.5*t.rows.sum() and ((t.countable==t.rows) | (t.why!='')).all()
@@ -359,8 +362,8 @@ def test_callback():
     assert cb.df.epoch.unique().tolist()==[0,1,2,3] and (cb.totals.frozen==1).all()      # it stays, by itself
     learn.validate(); learn.get_preds()
     assert len(cb.counts)==4
-    with learn.no_logging(): learn.lr_find(show_plot=False, num_it=3)
-    assert len(cb.counts)<=4
+    with learn.no_logging(): learn.lr_find(show_plot=False, num_it=20)
+    assert len(cb.counts)==4
     with learn.no_logging(): learn.fit(2, .1)
     assert cb.df.epoch.unique().tolist()==[0,1,2]
     assert len(cb.plot().lines)==1

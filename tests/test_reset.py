@@ -6,12 +6,14 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from fastai.callback.progress import ProgressCallback
+from fastai.callback.schedule import *
 from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.optimizer import SGD, Adam
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 from reinit_nb.core import ReinitError, Streams
 from reinit_nb.frozen import frozen_totals, mutually_frozen
 from reinit_nb.models import model
@@ -104,7 +106,7 @@ def test_before_the_second_task():
     with learn.no_logging(): learn.fit(2, 0.)
     old = copy.deepcopy(learn.model.state_dict())
     learn.validate(); learn.get_preds()
-    with learn.no_logging(): learn.lr_find(show_plot=False, num_it=3)
+    with learn.no_logging(): learn.lr_find(show_plot=False, num_it=20)
     learn.model.load_state_dict(old)
     assert len(learn.dirac_reset.log)==0
     with learn.no_logging(): learn.fit(2, 0.)
