@@ -51,7 +51,7 @@ def _spread(ids, shape, dim):
     dim %= len(shape)
     return ids.view([-1 if d==dim else 1 for d in range(len(shape))]).expand(shape)
 
-# %% ../nbs/23_frozen.ipynb #6174bcbf
+# %% ../nbs/23_frozen.ipynb #79153c71
 @dataclass
 class Part:
     "A layer with weights, or a normalization: the channels that it writes and reads"
@@ -64,6 +64,7 @@ class Part:
     groups:int=1    # Of a convolution
     transposed:bool=False # Are rows and columns exchanged?
     norm:bool=False # A normalization has one entry per channel: row and column in one
+    k:int=1         # Weights where a row and a column meet
 
     @cached_property
     def seen(self):
@@ -152,7 +153,7 @@ def path(self:_Follow, t, what='weight'):
     m = self.mods.get(self.stack[-1] if self.stack else '')
     if m is not None and isinstance(getattr(m, what, None), Tensor) and getattr(m, what).shape==t.shape: return f'{self.stack[-1]}.{what}'.lstrip('.')
 
-# %% ../nbs/23_frozen.ipynb #b489c157
+# %% ../nbs/23_frozen.ipynb #1e297e0e
 @patch
 def layer(self:_Follow, args, kwargs, out, dim, transposed):
     "A convolution or a dense layer reads channels and writes new ones"
@@ -168,7 +169,7 @@ def layer(self:_Follow, args, kwargs, out, dim, transposed):
         for o in (rows, cols[cols>=0]): self.spoil(o, f'the weight in {self.here()} is computed on the way')
         return
     if id(w) not in self.names: self.notes.append((rows, f'{path} is computed from others'))
-    self.record(path, self.path(b, 'bias'), rows, cols, groups=groups, transposed=transposed)
+    self.record(path, self.path(b, 'bias'), rows, cols, groups=groups, transposed=transposed, k=math.prod(w.shape[2:]))
 
 @patch
 def record(self:_Follow, weight, bias, rows, cols, **kw):
@@ -392,7 +393,7 @@ def every(self:Wiring, p:Part, on:np.ndarray)->np.ndarray: # By row
     at,c,rows = self.at[p.weight]
     return _all_of(at, on[c], rows.max()+1)[rows]
 
-# %% ../nbs/23_frozen.ipynb #d49a1a2f
+# %% ../nbs/23_frozen.ipynb #e96ae4f6
 @patch
 def settle(self:Wiring)->Wiring: # The same
     "Work out what stays the same however often weights are counted"
@@ -410,9 +411,10 @@ def settle(self:Wiring)->Wiring: # The same
         src,dst = np.concatenate([src[~go], src[go][at]]),np.concatenate([dst[~go], new])
     self.src,self.dst = src,dst     # channel → the channels in which it ends
     self.at = {p.weight:_ends(p.rows, src, dst) for p in self.parts}
+    self.can = {p.weight:int(self.every(p, self.countable).sum()) for p in self.parts}
     return self
 
-# %% ../nbs/23_frozen.ipynb #b1a6a5af
+# %% ../nbs/23_frozen.ipynb #66ed92d3
 def _by_hand(model, pairs):
     "The wiring that is given as pairs (layer, next) or (layer, normalization, next)"
     mods,parts,n,rows = dict(model.named_modules()),{},0,{}
@@ -425,7 +427,7 @@ def _by_hand(model, pairs):
             g = getattr(m, 'groups', 1)
             o,i = (w.shape[0],)*2 if w.ndim==1 else (w.shape[1]*g,w.shape[0]) if t else (w.shape[0],w.shape[1]*g)
             b = f'{name}.bias' if isinstance(getattr(m, 'bias', None), Tensor) else None
-            parts[name] = Part(name, type(m).__name__, f'{name}.weight', b, np.full(o, -1), np.full(i, -1), g, t, w.ndim==1)
+            parts[name] = Part(name, type(m).__name__, f'{name}.weight', b, np.full(o, -1), np.full(i, -1), g, t, w.ndim==1, math.prod(w.shape[2:]))
         return parts[name]
     for pair in pairs:
         if not isinstance(pair, (tuple,list)) or len(pair) not in (2,3): raise ReinitError(f'pairs: {pair!r} should be (layer, next) or (layer, normalization, next)')
@@ -494,7 +496,15 @@ def readers(model:nn.Module, # Any network
     "Which layer reads which, found by running `model`, and what cannot be counted"
     return wiring(model, x, pairs).table()
 
-# %% ../nbs/23_frozen.ipynb #768716c1
+# %% ../nbs/23_frozen.ipynb #1a1fb42f
+def _sums(w, cols, chunk=1<<18):
+    "Sums of squares of the rows of a matrix, and of its `cols` columns of equal width, in chunks that fit the cache"
+    rows,total = [],0
+    for part in w.split(max(1, chunk//w.shape[1])):
+        q = part*part
+        rows.append(q.sum(1)); total = total+q.sum(0)
+    return torch.cat(rows),total.view(cols, -1).sum(1)
+
 def row_col_norms(w:Tensor, # Weight: rows first; of a transposed convolution: columns first
                   b:Tensor|None=None, # Bias: belongs to the row
                   groups:int=1, # Of a convolution
@@ -503,24 +513,24 @@ def row_col_norms(w:Tensor, # Weight: rows first; of a transposed convolution: c
     "The L2 norm of every row and every column of a weight, in one pass"
     w = w.detach()
     if w.dtype not in (torch.float32, torch.float64): w = w.float()
-    w = w.reshape(groups, w.shape[0]//groups, w.shape[1], -1)
-    s = w[...,0] if w.shape[-1]==1 else torch.linalg.vector_norm(w, dim=-1)
-    if transposed: s = s.transpose(1, 2)
-    rows,cols = torch.linalg.vector_norm(s, dim=2).flatten(),torch.linalg.vector_norm(s, dim=1).flatten()
+    n,flat = w.shape[0]//groups,w.reshape(w.shape[0], -1)
+    first,second = zip(*(_sums(flat[g*n:(g+1)*n], w.shape[1]) for g in range(groups))) if n>1 or w.shape[1]>1 else [[flat.square().sum(1)]]*2   # depthwise: one and the same
+    rows,cols = (torch.cat(o).sqrt() for o in ((second,first) if transposed else (first,second)))
     return rows if b is None else torch.hypot(rows, b.detach().to(rows)),cols
 
-# %% ../nbs/23_frozen.ipynb #9217c07a
-def _values(model, path):
+# %% ../nbs/23_frozen.ipynb #cbfb956e
+def _values(tensors, model, path):
     "The tensor at a path, or `None`"
     if path is None: return None
-    t = operator.attrgetter(path)(model).detach()
+    t = tensors[path] if path in tensors else operator.attrgetter(path)(model)
     if t.device.type=='meta': raise ReinitError(f'{path} has no values (it is on the meta device): load weights first')
-    return t
+    return t.detach()
 
 @patch
-def norms_in(self:Part, model:nn.Module, bias:bool=True)->tuple[np.ndarray,np.ndarray]: # Norms of rows, and of the channels in `seen`
+def norms_in(self:Part, model:nn.Module, bias:bool=True, tensors=None)->tuple[np.ndarray,np.ndarray]: # Norms of rows, and of the channels in `seen`
     "Norms of rows, and of all that is read from each channel"
-    w,b = _values(model, self.weight),_values(model, self.bias if bias else None)
+    tensors = dict(model.named_parameters()) if tensors is None else tensors
+    w,b = _values(tensors, model, self.weight),_values(tensors, model, self.bias if bias else None)
     if self.norm:
         r = (w.abs() if b is None else torch.hypot(w, b)).float().cpu().numpy()
         return r,r
@@ -528,20 +538,19 @@ def norms_in(self:Part, model:nn.Module, bias:bool=True)->tuple[np.ndarray,np.nd
     chans,at = self.seen
     return r,np.sqrt(np.bincount(at, weights=c.astype(float)**2))
 
-# %% ../nbs/23_frozen.ipynb #0221f1fa
+# %% ../nbs/23_frozen.ipynb #6674c473
 @patch
-def sizes(self:Part, model:nn.Module)->tuple[int,int,int]:
-    "Weights in a row (with its bias), in a column, and where a row and a column meet"
-    if self.norm: return 1+bool(self.bias),1+bool(self.bias),1
-    k = math.prod(operator.attrgetter(self.weight)(model).shape[2:])
-    return len(self.cols)//self.groups*k + bool(self.bias),len(self.rows)//self.groups*k,k
+def sizes(self:Part)->tuple[int,int]:
+    "Weights in a row (with its bias) and in a column"
+    if self.norm: return 1+bool(self.bias),1+bool(self.bias)
+    return len(self.cols)//self.groups*self.k + bool(self.bias),len(self.rows)//self.groups*self.k
 
-# %% ../nbs/23_frozen.ipynb #f3915778
+# %% ../nbs/23_frozen.ipynb #f8dae5e3
 def _loud(w, model, cutoff, bias):
     "By channel: is anything that writes it, or reads it, at or above the cutoff? By part: how many rows and columns are below"
-    writes,reads,small = np.zeros(w.n, bool),np.zeros(w.n, bool),{}
+    writes,reads,small,tensors = np.zeros(w.n, bool),np.zeros(w.n, bool),{},dict(model.named_parameters())
     for p in w.parts:
-        r,c = p.norms_in(model, bias)
+        r,c = p.norms_in(model, bias, tensors)
         chans = p.cols if p.norm else p.seen[0]
         small[p.weight] = int((r<cutoff).sum()),int((c<cutoff).sum())
         for mask,at,norms in ((writes, p.rows, r), (reads, chans, c)):
@@ -562,7 +571,7 @@ def _third(w, reads, double):
             fails[p.rows[j[~ok]]] = True; third[d[ok]] = True
     return fails,third
 
-def _on(mask, chans): return np.where(chans<0, False, mask[chans])
+def _on(mask, chans): return np.append(mask, False)[chans]      # −1 is the last: no channel
 
 # %% ../nbs/23_frozen.ipynb #cf722d7d
 def _frozen_channels(w, model, cutoff, bias):
@@ -578,28 +587,26 @@ def _frozen_channels(w, model, cutoff, bias):
     front[w.into[triple[w.behind]]] = True
     return double,triple,front,third,small
 
-# %% ../nbs/23_frozen.ipynb #3584c62c
-def _weights(p, model, row, col):
-    "Weights in `row` and `col`: with both sizes added, and each once"
-    a,b,k = p.sizes(model)
-    if p.norm: n = int((row|col).sum())*a; return n,n
-    added = int(row.sum())*a + int(col.sum())*b
-    both = (row.reshape(p.groups, -1).sum(1)*col.reshape(p.groups, -1).sum(1)).sum()
-    return added,added-int(both)*k
-
-def _numel(model, *paths): return sum(operator.attrgetter(o)(model).numel() for o in paths if o)
+# %% ../nbs/23_frozen.ipynb #12e5cb5a
+def _weights(p, on, more_rows, more_cols):
+    "Weights in rows and columns whose channels are `on`, or in more: with both sizes added, and each once"
+    row,col = (on|more_rows)[p.rows],(on|more_cols)[p.cols]
+    (a,b),r,c = p.sizes(),int(row.sum()),int(col.sum())
+    if not r and not c: return 0,0
+    if p.norm: return (int((row|col).sum())*a,)*2
+    both = (row.reshape(p.groups, -1).sum(1)*col.reshape(p.groups, -1).sum(1)).sum() if r and c else 0
+    return r*a+c*b,r*a+c*b-int(both)*p.k
 
 def _count(w, model, cutoff, bias):
     "The table of `mutually_frozen`"
-    double,triple,front,third,small = _frozen_channels(w, model, cutoff, bias)
-    out = []
+    *masks,small = _frozen_channels(w, model, cutoff, bias)
+    double,triple,front,third = (np.append(o, False) for o in masks)      # channel −1 is the last: none
+    none,any_,out = np.zeros(w.n+1, bool),double.any(),[]
     for p in w.parts:
-        can,frozen = (w.every(p, o).sum() for o in (w.countable, double))
-        d,_ = _weights(p, model, _on(double, p.rows), _on(double, p.cols))
-        t,_ = _weights(p, model, _on(triple|front, p.rows), _on(triple|third, p.cols))
-        _,distinct = _weights(p, model, _on(double|front, p.rows), _on(double|third, p.cols))
-        total = _numel(model, p.weight, p.bias)
-        out.append((p.name, _label(p), 'norm' if p.norm else 'layer', len(p.rows), *small[p.weight], int(can), int(frozen), d, t, distinct, total, distinct/total))
+        frozen = int(w.every(p, double).sum()) if any_ else 0
+        d,t,distinct = (_weights(p, double, none, none)[0], _weights(p, triple, front, third)[0], _weights(p, double, front, third)[1]) if any_ else (0,0,0)
+        total = len(p.rows)*p.sizes()[0]
+        out.append((p.name, _label(p), 'norm' if p.norm else 'layer', len(p.rows), *small[p.weight], w.can[p.weight], frozen, d, t, distinct, total, distinct/total))
     return pd.DataFrame(out, columns=['layer','kind','role','rows','small_rows','small_cols','countable','frozen','double','triple','distinct','weights','share'])
 
 # %% ../nbs/23_frozen.ipynb #513353f9
@@ -721,7 +728,7 @@ def units(model:nn.Module, # Any network
     rows = [_unit_row(w, p, feats[reads[p.name].name]) for p in w.layers if p.name in reads]
     return pd.DataFrame(rows, columns=['layer','units','dead','dead_share','rank','srank'])
 
-# %% ../nbs/23_frozen.ipynb #b7d77a85
+# %% ../nbs/23_frozen.ipynb #dc4b0402
 class MutuallyFrozenCallback(Callback):
     "Count mutually frozen weights before training and after every epoch"
     order,run_valid = 60,False
@@ -735,7 +742,7 @@ class MutuallyFrozenCallback(Callback):
         self.every,self.counts,self.traced = check_number('every', every, 1, integer=True),[],None
 
     def before_train(self):
-        if self.epoch==0: self.counts,self.traced = [],None
+        if self.epoch==0 and not hasattr(self.learn, 'lr_finder'): self.counts,self.traced = [],None
 
     def before_batch(self):
         if self.traced is not None or not self.learn.training or hasattr(self.learn, 'lr_finder'): return
