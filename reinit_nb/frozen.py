@@ -46,6 +46,7 @@ def _along(ids, dim):
     rest = ids.movedim(dim, 0).flatten(1)
     return rest[:,0] if rest.shape[1]==1 or (rest==rest[:,:1]).all() else None
 
+# %% ../nbs/23_frozen.ipynb #98b883f3
 def _spread(ids, shape, dim):
     "Numbers of channels, expanded to a tensor of `shape` without taking memory"
     dim %= len(shape)
@@ -108,6 +109,7 @@ def _tensors(o):
     elif isinstance(o, (tuple,list)):
         for v in o: yield from _tensors(v)
 
+# %% ../nbs/23_frozen.ipynb #885901eb
 def _plain_name(func):
     "`add` for `torch.add`, `x+y`, `x+=y` and `x.add_`"
     name = getattr(func, '__name__', str(func))
@@ -116,6 +118,7 @@ def _plain_name(func):
         return name[1:] if name[:1] in 'ir' and name[1:] in ('add','sub','mul','truediv','div','pow') else name
     return name.strip('_')
 
+# %% ../nbs/23_frozen.ipynb #723887a1
 def _arg(args, kwargs, i, name, default=None): return args[i] if len(args)>i else kwargs.get(name, default)
 
 # %% ../nbs/23_frozen.ipynb #dd664914
@@ -145,6 +148,7 @@ def give_up(self:_Follow, name, args, kwargs, before):
     for t in _tensors((args, kwargs)):
         if id(t) in self.names: self.inside[self.names[id(t)]] = why
 
+# %% ../nbs/23_frozen.ipynb #4b999a5a
 @patch
 def path(self:_Follow, t, what='weight'):
     "Where a weight is found in the model: a parameter, or an attribute that is computed from others"
@@ -171,6 +175,7 @@ def layer(self:_Follow, args, kwargs, out, dim, transposed):
     if id(w) not in self.names: self.notes.append((rows, f'{path} is computed from others'))
     self.record(path, self.path(b, 'bias'), rows, cols, groups=groups, transposed=transposed, k=math.prod(w.shape[2:]))
 
+# %% ../nbs/23_frozen.ipynb #749627be
 @patch
 def record(self:_Follow, weight, bias, rows, cols, **kw):
     name = weight.rpartition('.')[0]
@@ -202,6 +207,7 @@ def move(self:_Follow, func, args, kwargs, out):
     new = func(*swap(args), **{k:swap(v) for k,v in kwargs.items()})
     for t,ids in zip(_tensors(out), _tensors(new)): self.tag(t, ids)
 
+# %% ../nbs/23_frozen.ipynb #8afb7163
 @patch
 def pad(self:_Follow, args, kwargs, out):
     ids,pad = self.of(args[0]),_arg(args, kwargs, 1, 'pad')
@@ -218,6 +224,7 @@ def pool(self:_Follow, name, ids, out):
     if cols is None: return self.spoil(ids, f'{name} mixes channels (in {self.here()})')
     for t in outs: self.tag(t, _spread(cols, t.shape, 1))
 
+# %% ../nbs/23_frozen.ipynb #02c56b84
 @patch
 def reduce(self:_Follow, name, ids, args, kwargs, out):
     "A mean over positions keeps channels; a mean over channels loses them"
@@ -240,6 +247,7 @@ def add(self:_Follow, a, b, out):
     self.same.append((ia[both].numpy(), ib[both].numpy()))
     self.tag(out, torch.where(ia>=0, ia, ib).expand(out.shape))
 
+# %% ../nbs/23_frozen.ipynb #8e059f66
 @patch
 def shift(self:_Follow, other, ids, out):
     "Something that no layer writes is added"
@@ -252,6 +260,7 @@ def shift(self:_Follow, other, ids, out):
         if real is not None and real.device.type!='meta' and not real.any(): what = None
     if what: self.notes.append((_flat_ids(ids), f'{what} is added in {self.here()}: a channel of zeros is no longer zero'))
 
+# %% ../nbs/23_frozen.ipynb #b57a51ba
 def _flat_ids(ids): return ids[tuple(slice(1) if s==0 else slice(None) for s in ids.stride())].flatten()
 
 # %% ../nbs/23_frozen.ipynb #2063da5f
@@ -278,11 +287,13 @@ def _watch(model, follow):
         hooks.append(m.register_forward_hook(leave))
     return hooks
 
+# %% ../nbs/23_frozen.ipynb #29915ee7
 def _states(model, meta):
     "Parameters and buffers by name, on the meta device or as they are"
     both = [*model.named_parameters(), *model.named_buffers()]
     return {k:torch.empty_like(v, device='meta') if meta else v.detach() for k,v in both}
 
+# %% ../nbs/23_frozen.ipynb #7bd85dbf
 def _in_tags(args, follow):
     for a in args:
         if isinstance(a, Tensor) and a.is_floating_point() and a.ndim>1:
@@ -313,6 +324,7 @@ def _follow(model, args, meta):
 # %% ../nbs/23_frozen.ipynb #3122699e
 _SIZES = (224,32,64,28,8,299)   # tried one after the other, where no input is given
 
+# %% ../nbs/23_frozen.ipynb #c177f293
 def _inputs(model, x):
     "Inputs that may fit, each a tuple of tensors"
     p = next((p for p in model.parameters() if p.is_floating_point()), None)
@@ -366,8 +378,10 @@ def layers(self:Wiring)->list: return [p for p in self.parts if not p.norm]
 @patch(as_prop=True)
 def norms(self:Wiring)->list: return [p for p in self.parts if p.norm]
 
+# %% ../nbs/23_frozen.ipynb #eebd989f
 def _cat(arrays): return np.concatenate([np.empty(0, int), *arrays])
 
+# %% ../nbs/23_frozen.ipynb #2090d05c
 def _join(d, key, value):
     "For each of `d`, all `value` whose `key` it is; gives the places in `d`, and the values"
     order = np.argsort(key, kind='stable')
@@ -382,11 +396,13 @@ def _ends(rows, src, dst):
     u,at = np.unique(rows, return_inverse=True)
     return *_join(u, src, dst),at.reshape(-1)
 
+# %% ../nbs/23_frozen.ipynb #9b98ab5d
 def _all_of(at, on, n):
     "For each of `n` channels: is `on` true for all its ends, and is there one?"
     every = np.bincount(at, minlength=n)
     return (np.bincount(at[on], minlength=n)==every) & (every>0)
 
+# %% ../nbs/23_frozen.ipynb #12424ae7
 @patch
 def every(self:Wiring, p:Part, on:np.ndarray)->np.ndarray: # By row
     "Is `on` true for all channels in which a row of `p` ends?"
@@ -457,11 +473,13 @@ def _texts(values):
     found = pd.Series([o for o in values if o is not None], dtype=object).value_counts(sort=False)
     return '; '.join(k if v==len(values) else f'{v} of {len(values)}: {k}' for k,v in found.head(3).items()) + ('; …' if len(found)>3 else '')
 
+# %% ../nbs/23_frozen.ipynb #a369d519
 def _touch(sets, n):
     "Sparse matrix: which set has which channel"
     at = np.repeat(np.arange(len(sets)), [len(o) for o in sets])
     return coo_matrix((np.ones(len(at), np.int32), (at,_cat(sets))), (len(sets),n)).tocsr()
 
+# %% ../nbs/23_frozen.ipynb #a8184218
 @patch
 def ends(self:Wiring, p:Part)->np.ndarray: # Channels
     "The channels in which the rows of `p` end: behind their normalization, where there is one"
@@ -470,8 +488,10 @@ def ends(self:Wiring, p:Part)->np.ndarray: # Channels
 # %% ../nbs/23_frozen.ipynb #5a3a5e88
 _COLS = ['layer','kind','rows','norm','joins','next','countable','why','remark']
 
+# %% ../nbs/23_frozen.ipynb #93fae3a6
 def _label(p): return p.kind+(f' ({p.groups} groups)' if p.groups>1 else '')
 
+# %% ../nbs/23_frozen.ipynb #3b888f31
 @patch
 def table(self:Wiring)->pd.DataFrame: # One row per layer
     "Who reads whom"
@@ -505,6 +525,7 @@ def _sums(w, cols, chunk=1<<18):
         rows.append(q.sum(1)); total = total+q.sum(0)
     return torch.cat(rows),total.view(cols, -1).sum(1)
 
+# %% ../nbs/23_frozen.ipynb #effdbb62
 def row_col_norms(w:Tensor, # Weight: rows first; of a transposed convolution: columns first
                   b:Tensor|None=None, # Bias: belongs to the row
                   groups:int=1, # Of a convolution
@@ -526,6 +547,7 @@ def _values(tensors, model, path):
     if t.device.type=='meta': raise ReinitError(f'{path} has no values (it is on the meta device): load weights first')
     return t.detach()
 
+# %% ../nbs/23_frozen.ipynb #a41de782
 @patch
 def norms_in(self:Part, model:nn.Module, bias:bool=True, tensors=None)->tuple[np.ndarray,np.ndarray]: # Norms of rows, and of the channels in `seen`
     "Norms of rows, and of all that is read from each channel"
@@ -557,6 +579,7 @@ def _loud(w, model, cutoff, bias):
             loud = at[~(norms<cutoff)]; mask[loud[loud>=0]] = True            # what is not a number is not below
     return writes,reads,small
 
+# %% ../nbs/23_frozen.ipynb #4978a32e
 def _third(w, reads, double):
     "Section 6.2 as it stands: the column of the same index in the layer after. Gives channels that fail, and those whose columns are the third"
     any_reader = w.read | np.isin(np.arange(w.n), w.into)
@@ -571,6 +594,7 @@ def _third(w, reads, double):
             fails[p.rows[j[~ok]]] = True; third[d[ok]] = True
     return fails,third
 
+# %% ../nbs/23_frozen.ipynb #64adaf7a
 def _on(mask, chans): return np.append(mask, False)[chans]      # −1 is the last: no channel
 
 # %% ../nbs/23_frozen.ipynb #cf722d7d
@@ -597,6 +621,7 @@ def _weights(p, on, more_rows, more_cols):
     both = (row.reshape(p.groups, -1).sum(1)*col.reshape(p.groups, -1).sum(1)).sum() if r and c else 0
     return r*a+c*b,r*a+c*b-int(both)*p.k
 
+# %% ../nbs/23_frozen.ipynb #9cf2c617
 def _count(w, model, cutoff, bias):
     "The table of `mutually_frozen`"
     *masks,small = _frozen_channels(w, model, cutoff, bias)
@@ -615,6 +640,7 @@ def _check_countable(model, w):
     why = [o for o in dict.fromkeys(w.table().why) if o]
     raise ReinitError(f'{type(model).__name__} has no pair of layers that can be counted: ' + ('; '.join(why[:3]) or 'no layer reads another') + '. Name pairs by hand with pairs=, if there are any')
 
+# %% ../nbs/23_frozen.ipynb #84e50785
 def mutually_frozen(model:nn.Module, # Any network
                     x=None, # A batch, its shape, or a `Wiring`; default: images of usual sizes are tried
                     cutoff:float=1e-2, # A norm below this counts as zero
@@ -673,6 +699,7 @@ def _batches(data):
     if not xs: raise ReinitError('data is empty: give one example or more')
     return xs
 
+# %% ../nbs/23_frozen.ipynb #d0c2b0a0
 class _Features:
     "What a layer sees: the largest absolute value of each column, and the Gram matrix"
     def __init__(self, p): self.p,self.top,self.gram = p,None,None
@@ -689,6 +716,7 @@ def _first_reader(w, p, mods):
     c = w.ends(p)
     return next((q for q in w.layers if q.name in mods and np.isin(q.seen[0], c).any()), None)
 
+# %% ../nbs/23_frozen.ipynb #27db4afa
 def _unit_row(w, p, f):
     "Dead units of `p` and the ranks of what its reader sees of it"
     at,c,rows = w.at[p.weight]
@@ -714,6 +742,7 @@ def _run_all(model, xs, hooks):
         for h in hooks: h.remove()
         for m,mode in modes: m.training = mode
 
+# %% ../nbs/23_frozen.ipynb #2cc04ebb
 def units(model:nn.Module, # Any network
           data, # A batch of inputs, `(x, y)`, a list of batches, or a loader
           x=None, # As in `wiring`; default: the first batch
@@ -764,16 +793,19 @@ def _unwrapped(model):
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)): model = model.module
         else: return model
 
+# %% ../nbs/23_frozen.ipynb #393cc6b1
 @patch
 def note(self:MutuallyFrozenCallback, epoch:int):
     "Count now"
     self.counts.append(mutually_frozen(_unwrapped(self.learn.model), self.traced, self.cutoff, self.bias).assign(epoch=epoch))
 
+# %% ../nbs/23_frozen.ipynb #4db1626c
 @patch(as_prop=True)
 def df(self:MutuallyFrozenCallback)->pd.DataFrame: # One row per epoch and layer
     "All counts"
     return pd.concat(self.counts, ignore_index=True) if self.counts else pd.DataFrame()
 
+# %% ../nbs/23_frozen.ipynb #60d848b2
 @patch(as_prop=True)
 def totals(self:MutuallyFrozenCallback)->pd.DataFrame: # One row per epoch
     "Counts of the whole network"
@@ -798,8 +830,10 @@ def plot(self:MutuallyFrozenCallback,
 _KEYS = ('state_dict','model_state_dict','model_state','model','net','network','module','ema','model_ema','weights')
 _PREFIXES = ('module.','_orig_mod.','model.','net.')
 
+# %% ../nbs/23_frozen.ipynb #c39b8a01
 def _is_state(o): return isinstance(o, dict) and bool(o) and all(isinstance(k, str) for k in o) and all(isinstance(v, Tensor) for v in o.values())
 
+# %% ../nbs/23_frozen.ipynb #aed41280
 def _find_state(o, path):
     "The dict of tensors in what a file holds"
     if _is_state(o): return o
@@ -845,8 +879,10 @@ def _misfit(net, state):
     own,new = ({k:tuple(v.shape) for k,v in o.items() if not k.endswith('num_batches_tracked')} for o in (net.state_dict(), state))
     return [k for k in own if k not in new],[k for k in new if k not in own],[(k, new[k], own[k]) for k in own if k in new and own[k]!=new[k]]
 
+# %% ../nbs/23_frozen.ipynb #39c7d70f
 def _some(items, n=3): return ', '.join(map(str, items[:n])) + (f' and {len(items)-n} more' if len(items)>n else '')
 
+# %% ../nbs/23_frozen.ipynb #119b1092
 def _say_misfit(arch, miss):
     missing,extra,shapes = miss
     parts = [f'{len(missing)} missing: {_some(missing)}']*bool(missing) + [f'{len(extra)} not in it: {_some(extra)}']*bool(extra)
@@ -862,6 +898,7 @@ def _make(maker, **kw):
     except Exception:
         with torch.random.fork_rng(devices=[]): return maker(**kw)
 
+# %% ../nbs/23_frozen.ipynb #55396bdc
 def _fitting(maker, classes, state):
     "A network and how it does not fit; the number of classes is taken from the file"
     net = _make(maker)
@@ -899,6 +936,7 @@ def _loaded(net, state):
     net.load_state_dict({k:(zero|state)[k] for k in own}, assign=True)
     return net.eval()
 
+# %% ../nbs/23_frozen.ipynb #440f68cd
 def _similar(name):
     "The nearest name, for a message"
     from torchvision.models import list_models

@@ -34,10 +34,12 @@ def dirac(shape:tuple, # Of a weight: rows, columns, and the kernel
 # %% ../nbs/24_reset.ipynb #7d16228f
 ONE_D = {'add':'increased by s', 'one':'set to 1', 'keep':'kept'}
 
+# %% ../nbs/24_reset.ipynb #519b2338
 def _groups(model):
     "Groups of each convolution's weight"
     return {f'{n}.weight'.lstrip('.'):m.groups for n,m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
 
+# %% ../nbs/24_reset.ipynb #66170155
 def _reset_plan(model, s, one_d):
     "Name, parameter, what happens, and the new value"
     ws,groups = drawn(model),_groups(model)
@@ -67,6 +69,7 @@ def paper_resets()->pd.DataFrame: # One row per task change
     "The interventions of Tables 6 to 8"
     return paper_table('frozen_resets')
 
+# %% ../nbs/24_reset.ipynb #10887dea
 def paper_reset(change:str # As in the column `change` of `paper_resets`
                )->dict: # Arguments `s` and `one_d` of `dirac_reset`
     "The intervention of one task change"
@@ -95,6 +98,7 @@ class DiracResetCallback(Callback):
         self.logs.append(dirac_reset(_unwrapped(self.learn.model), self.s, self.one_d).assign(task=self.task))
         if self.opt_state=='zero': self.learn.opt.clear_state()
 
+# %% ../nbs/24_reset.ipynb #26e33dd9
 @patch(as_prop=True)
 def log(self:DiracResetCallback)->pd.DataFrame: # One row per task and parameter
     "What was done"
@@ -104,6 +108,7 @@ def log(self:DiracResetCallback)->pd.DataFrame: # One row per task and parameter
 # %% ../nbs/24_reset.ipynb #6aa98361
 KINDS = {'mutual':'rows and columns of the same channels, and their normalizations', 'double':'single weights', 'mono':'single weights, and identities added back'}
 
+# %% ../nbs/24_reset.ipynb #0ea6c202
 def sparsity(model:nn.Module, # Any model
              below:float=1e-4 # Also count weights whose size is below this
             )->pd.DataFrame: # One row per parameter
@@ -113,6 +118,7 @@ def sparsity(model:nn.Module, # Any model
     df = pd.DataFrame(rows, columns=['parameter','dims','entries','zeros','small'])
     return df.assign(sparsity=df.zeros/df.entries)
 
+# %% ../nbs/24_reset.ipynb #3c7a59c3
 def sparsity_totals(df:pd.DataFrame # From `sparsity`
                    )->pd.DataFrame: # Rows `weights` (two dimensions or more) and `one_d`
     "Totals of weights and of one-dimensional tensors"
@@ -133,6 +139,7 @@ def _mutual_masks(model, q, streams, x, pairs):
         if p.bias: masks[p.bias] = rows
     return masks
 
+# %% ../nbs/24_reset.ipynb #3b0763f4
 def _weight_mask(shape, rows, cols, p):
     "Entries of a weight in one of `rows` or in one of `cols`"
     r,c = rows.view(p.groups, -1, 1),cols.view(p.groups, 1, -1)
@@ -148,6 +155,7 @@ def _single_masks(model, q, streams, one_d):
     names = {n:p for n,p in model.named_parameters() if n in ws or one_d and p.ndim==1}
     return {n:torch.rand(p.shape, generator=streams.fork(n).mask)<q for n,p in names.items()}
 
+# %% ../nbs/24_reset.ipynb #c8837113
 def sparse_masks(model:nn.Module, # Any model; for `mutual`, one that can be traced
                  kind:str, # One of `KINDS`
                  q:float, # Probability
@@ -169,6 +177,7 @@ def set_zero(model:nn.Module, masks:dict): # Names and masks
         p = model.get_parameter(n)
         p.data.masked_fill_(m.to(p.device), 0)
 
+# %% ../nbs/24_reset.ipynb #dc08b9c8
 def sparsify(model:nn.Module, # Changed in place
              kind:str, # One of `KINDS`
              q:float, # Probability; the sparsity that results is in the table
