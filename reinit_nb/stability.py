@@ -11,9 +11,8 @@ __all__ = ['HOW', 'product_model', 'symbolic_loss', 'symbolic_flow', 'linearizat
            'predict_pairs', 'pair_norms', 'set_pairs', 'align_pairs', 'multiplier', 'track_pairs', 'growth_rates',
            'z1_evidence', 'z2_evidence']
 
-# %% ../nbs/26_stability.ipynb #0f9b1a87
+# %% ../nbs/26_stability.ipynb #e6a4f8ca
 import math
-from contextlib import contextmanager
 from types import SimpleNamespace
 from collections.abc import Callable,Sequence
 import numpy as np
@@ -286,7 +285,7 @@ def _first(t, logn, level):
     share = ((level-l0)/(l1-l0)).nan_to_num(1, 1, 1).clamp(0, 1)
     return torch.where(over.any(0), t0+share*(t1-t0), math.inf)
 
-# %% ../nbs/26_stability.ipynb #b15272bd
+# %% ../nbs/26_stability.ipynb #a51a98a0
 def escapes(theta, # Starts, … × n
             A=1., B=0., y=1., lam=.1, eta=1., # As in `simulate`
             factor:float=10., # Escaped: the norm has grown by this
@@ -295,7 +294,8 @@ def escapes(theta, # Starts, … × n
            )->pd.DataFrame: # One row per start: A, residual, lam, eta, rho, start, end, escaped, time, rate, predicted_rate, predicted
     "Which starts leave zero, when, and how fast"
     factor,patience = check_number('factor', factor, 1, lo_open=True),check_number('patience', patience, 0, lo_open=True)
-    x,A,d,lam,eta = (o.flatten(0, -2) if o is not None and o.ndim>1 and i==0 else o.flatten() for i,o in enumerate(_problem(theta, A, B, y, lam, eta)))
+    x,*rest = _problem(theta, A, B, y, lam, eta)
+    x,(A,d,lam,eta) = x.reshape(-1, x.shape[-1]),(o.reshape(-1) for o in rest)
     rho,flow = _rho(x.shape[-1], A, d),check_choice('how', how, HOW)=='flow'
     t,path = simulate(x, A, d, 0., lam, eta, patience/_slowest(x.shape[-1], rho, lam, eta, flow), how=how)
     logn,logf = (_log_growth(o) for o in (path,_fastest(path, A*d)))
@@ -367,7 +367,7 @@ def plot_escape_times(df:pd.DataFrame # From `escape_times`
     axs[0].set_ylabel('time to grow tenfold'); axs[0].legend(frameon=False)
     return axs
 
-# %% ../nbs/26_stability.ipynb #b6807d70
+# %% ../nbs/26_stability.ipynb #b19d25b4
 def plot_portrait(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `simulate`
                   lim:float=1.5, # Half width of the window
                   n:int=2, # Weights; from three on, the others equal θj
@@ -380,7 +380,7 @@ def plot_portrait(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `sim
     tj,ti = torch.meshgrid(o, o, indexing='ij')
     x,*rest = _problem(torch.stack([ti]+[tj]*(n-1), -1), A, B, y, lam, 1.)
     v = velocity(x, *rest)
-    ax.streamplot(o.numpy(), o.numpy(), v[...,0].numpy(), v[...,1].numpy(), color='.6', density=.8, linewidth=.6, arrowsize=.6)
+    ax.streamplot(o.numpy(), o.numpy(), v[...,0].numpy(), v[...,1].numpy(), color='.6', density=.5, linewidth=.6, arrowsize=.6)
     s = -np.sign(A*(B-y)) or 1.
     for t,fill in zip(thresholds(A, B, y, lam, n), ('none','C0')):   # θj^(n−1) is positive for odd n: the sign is θi's
         for sj in (1,-1):
@@ -389,7 +389,7 @@ def plot_portrait(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `sim
     ax.set(xlabel='θi', ylabel='θj' if n==2 else 'θj = θk' if n==3 else 'the other θ', xlim=(-lim,lim), ylim=(-lim,lim), aspect='equal')
     return ax
 
-# %% ../nbs/26_stability.ipynb #c814556e
+# %% ../nbs/26_stability.ipynb #d085e900
 def basins(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `simulate`
            n:int=3, # Weights; all but θi are equal at the start
            lim:float=1.5, # Half width of the window
@@ -411,7 +411,7 @@ def plot_basins(df:pd.DataFrame, # From `basins`
     from matplotlib import pyplot as plt
     ax = ax or plt.subplots(figsize=(3.4,3), layout='constrained')[1]
     z = df.pivot(index='theta_j', columns='theta_i', values='end')
-    im = ax.pcolormesh(z.columns, z.index, z.values, shading='nearest', rasterized=True)
+    im = ax.pcolormesh(z.columns, z.index, z.values, shading='nearest', vmin=0, vmax=max(z.values.max(), .01))
     ax.figure.colorbar(im, ax=ax, label='norm at the end')
     ax.set(xlabel='θi', ylabel='the other weights', aspect='equal')
     return ax
@@ -463,10 +463,13 @@ def _group_slots(model, groups):
     slots = _Slots(model, [n for f in found for n,_ in f])
     return slots,torch.tensor([[slots.start[n]+i for n,i in f] for f in found], device=slots.flat.device)
 
-# %% ../nbs/26_stability.ipynb #ba3cad92
+# %% ../nbs/26_stability.ipynb #4d508851
 def _along(f, e): return lambda v: jvp(f, (v,), (e,))[1]
 
 def _names(group): return ' · '.join(f'{n}[{",".join(map(str, at)) if isinstance(at, (tuple,list)) else at}]' for n,at in group)
+
+def _check_path(groups, on, n):
+    if not on.all(): raise ReinitError(f'groups: {_names(groups[int(on.int().argmin())])} are not on a common path: A is 0 for all {n} examples (strict=False keeps such groups)')
 
 def coefficients(model:nn.Module, # Any model
                  x:Tensor, # A batch of inputs
@@ -475,6 +478,7 @@ def coefficients(model:nn.Module, # Any model
                  chunk:int=64 # Groups at a time
                 )->tuple[Tensor,Tensor]: # A and B: groups × examples × outputs
     "A and B of $f=A\\theta_i\\theta_j\\cdots+B$ for each group of weights, with these set to zero"
+    groups = list(groups)
     slots,idx = _group_slots(model, groups)
     zero = torch.zeros(idx.shape[1], device=slots.flat.device, dtype=slots.flat.dtype)
     def one(i):
@@ -483,8 +487,7 @@ def coefficients(model:nn.Module, # Any model
         for e in torch.eye(len(zero), device=zero.device, dtype=zero.dtype): f = _along(f, e)
         return f(zero),B
     with untouched(model): A,B = vmap(one, chunk_size=chunk)(idx)
-    dead = (A.flatten(1)==0).all(1)
-    if strict and dead.any(): raise ReinitError(f'groups: {_names(list(groups)[int(dead.int().argmax())])} are not on a common path: A is 0 for all {len(x)} examples (strict=False keeps such groups)')
+    if strict: _check_path(groups, (A.flatten(1)!=0).any(1), len(x))
     return A,B
 
 # %% ../nbs/26_stability.ipynb #f148a1bd
@@ -513,7 +516,7 @@ def group_hessians(model:nn.Module, # Any model
             H,G = H+h*len(y)/total,G+d*len(y)/total
     return H,G
 
-# %% ../nbs/26_stability.ipynb #ec4240d4
+# %% ../nbs/26_stability.ipynb #198e3648
 def predict_groups(model:nn.Module, # Any model
                    data, # As in `flatness.batches`
                    groups:Sequence, # As in `coefficients`
@@ -527,10 +530,10 @@ def predict_groups(model:nn.Module, # Any model
     lam,eta,groups = check_number('lam', lam, 0),check_number('eta', eta, 0, lo_open=True),list(groups)
     H,G = group_hessians(model, data, groups, loss, chunk)
     data = _on(data, H.device)
-    A = torch.cat([coefficients(model, x, groups, False, chunk)[0].flatten(1) for x,_ in data], 1)
-    if strict and (A==0).all(1).any(): coefficients(model, torch.cat([x for x,_ in data]), groups, True, chunk)
+    n = sum(len(y) for _,y in data)
+    size = sum(coefficients(model, x, groups, False, chunk)[0].double().square().flatten(1).mean(1)*len(y)/n for x,y in data).sqrt().cpu()
+    if strict: _check_path(groups, size>0, n)
     e,g = torch.linalg.eigvalsh(-H.double().cpu()),G.double().norm(dim=1).cpu()
-    size = A.double().square().mean(1).sqrt().cpu()
     return pd.DataFrame(dict(weights=[_names(o) for o in groups], n=H.shape[-1], A=size, rho=e[:,-1], gradient=g, equilibrium=(g<=1e-6*(1+e[:,-1].abs())).numpy(),
                              alpha_min=eta*(e[:,0]-lam), alpha_max=eta*(e[:,-1]-lam), escapes=(e[:,-1]>lam).numpy()))
 
@@ -557,7 +560,7 @@ def _columns(m, name, n):
     if places.shape[1]!=n and (places.ndim>2 or places.shape[1]%n): return None
     return places.flatten(1).view(len(places), n, -1).transpose(0, 1).flatten(1)   # after a flatten: several inputs a unit
 
-# %% ../nbs/26_stability.ipynb #6a699ee8
+# %% ../nbs/26_stability.ipynb #859e88ec
 class _Pairs:
     "Rows of one layer and columns of the next, as variables"
     def __init__(self, model, rows, columns, units=None):
@@ -567,8 +570,8 @@ class _Pairs:
         n,dev = len(a.weight),a.weight.device
         self.units,cols = _units(units, n),_columns(b, columns, n)
         if cols is None: raise ReinitError(f'columns={columns!r} has weights of shape {tuple(b.weight.shape)}, which do not fit the {n} units of rows={rows!r}: is it the next layer?')
-        name = {id(p):k for k,p in ps.items()}
-        parts = [p for p in (a.weight, getattr(a, 'bias', None)) if p is not None]
+        name,parts = {id(p):k for k,p in ps.items()},[p for p in (a.weight, getattr(a, 'bias', None)) if p is not None]
+        if any(id(p) not in name for p in (*parts, b.weight)): raise ReinitError(f'rows={rows!r} or columns={columns!r} computes its weight from other parameters: remove the parametrization first')
         self.slots = _Slots(model, [name[id(p)] for p in (*parts, b.weight)])
         at = lambda p,i: i+self.slots.start[name[id(p)]]
         R = [at(p, torch.arange(p.numel()).view(n, -1)) for p in parts]
@@ -730,20 +733,21 @@ def multiplier(alpha, # Eigenvalues
     root = np.sqrt(b**2-4*mu)
     return np.maximum(abs(b+root), abs(b-root))/2
 
-# %% ../nbs/26_stability.ipynb #72cb2c36
+# %% ../nbs/26_stability.ipynb #e8a87f87
 def track_pairs(rows:str, columns:str, units=None # As in `predict_pairs`
                ): # A fastai callback; its `table()` has columns step, unit, row, column, norm, norm_sum
-    "Record the norms of pairs before training and after each of its steps"
+    "Record the norms of pairs before the last `fit` and after each of its steps"
     from fastai.callback.core import Callback
     class TrackPairs(Callback):
-        order,learn = 100,None
+        order,seen = 100,()
         def note(self): self.seen.append(pair_norms(self.model, rows, columns, units).assign(step=len(self.seen)))
-        def before_fit(self):
-            if not hasattr(self.learn, 'lr_finder') and self.training_run(): self.seen = []; self.note()
-        def training_run(self): return not hasattr(self, 'gather_preds') and self.learn.n_epoch>0
+        def before_train(self):   # unlike before_fit, not fired by validate and get_preds
+            if self.epoch==0 and not hasattr(self.learn, 'lr_finder'): self.seen = []; self.note()
         def after_batch(self):
-            if self.training: self.note()
-        def table(self): return pd.concat(self.seen, ignore_index=True)[['step','unit','row','column','norm','norm_sum']]
+            if self.training and not hasattr(self.learn, 'lr_finder'): self.note()
+        def table(self):
+            if not self.seen: raise ReinitError('track_pairs has seen no training yet: give it to a Learner, and fit')
+            return pd.concat(self.seen, ignore_index=True)[['step','unit','row','column','norm','norm_sum']]
     return TrackPairs()
 
 def growth_rates(df:pd.DataFrame, # From `track_pairs(…).table()`
