@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor,nn
-from torch.func import functional_call,grad,jacrev,jvp,vmap
+from torch.func import functional_call,grad,jacrev,vmap
 from torch.nn import functional as F
 from .core import ReinitError,Streams,check_choice,check_number
 from .flatness import batches,untouched
@@ -464,7 +464,7 @@ def _group_slots(model, groups):
     return slots,torch.tensor([[slots.start[n]+i for n,i in f] for f in found], device=slots.flat.device)
 
 # %% ../nbs/26_stability.ipynb #4d508851
-def _along(f, e): return lambda v: jvp(f, (v,), (e,))[1]
+def _slope(s, k): return lambda v,u: grad(s)(v, u)[k]
 
 def _names(group): return ' · '.join(f'{n}[{",".join(map(str, at)) if isinstance(at, (tuple,list)) else at}]' for n,at in group)
 
@@ -482,10 +482,9 @@ def coefficients(model:nn.Module, # Any model
     slots,idx = _group_slots(model, groups)
     zero = torch.zeros(idx.shape[1], device=slots.flat.device, dtype=slots.flat.dtype)
     def one(i):
-        f = lambda v: slots(i, v, x)
-        B = f(zero)
-        for e in torch.eye(len(zero), device=zero.device, dtype=zero.dtype): f = _along(f, e)
-        return f(zero),B
+        B,s = slots(i, zero, x),lambda v,u: (slots(i, v, x)*u).sum()
+        for k in range(len(zero)): s = _slope(s, k)
+        return grad(s, argnums=1)(zero, torch.zeros_like(B)),B
     with untouched(model): A,B = vmap(one, chunk_size=chunk)(idx)
     if strict: _check_path(groups, (A.flatten(1)!=0).any(1), len(x))
     return A,B
