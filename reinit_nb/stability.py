@@ -137,7 +137,7 @@ def triple_threshold()->SimpleNamespace: # `u`, `t_minus`, `t_plus`: sympy expre
     w = sp.sqrt(2*u)
     return SimpleNamespace(u=u, t_minus=(w-sp.sqrt(2*p/w-2*u))/2, t_plus=(w+sp.sqrt(2*p/w-2*u))/2)
 
-# %% ../nbs/26_stability.ipynb #606d1fcb
+# %% ../nbs/26_stability.ipynb #8baeef6e
 def _finite(arg, value, lo=None, open_=False):
     "A double tensor of finite numbers, not below `lo`"
     try: t = torch.as_tensor(value, dtype=torch.float64)
@@ -147,6 +147,7 @@ def _finite(arg, value, lo=None, open_=False):
     if bad.any(): raise ReinitError(f'{arg}={t[bad].flatten()[0].item():g} should be {want}')
     return t
 
+# %% ../nbs/26_stability.ipynb #2993741a
 def _problem(theta, A, B, y, lam, eta):
     "Checked and spread: starts … × n, and A, B−y, λ, η of shape …"
     theta = _finite('theta', theta)
@@ -156,7 +157,7 @@ def _problem(theta, A, B, y, lam, eta):
     except RuntimeError: raise ReinitError(f'theta has {tuple(theta.shape[:-1])} starts, and A, B−y, lam, eta have shapes {[tuple(p.shape) for p in parts]}: they should broadcast') from None
     return theta.expand(*shape, -1).clone(),*(p.expand(shape) for p in parts)
 
-# %% ../nbs/26_stability.ipynb #4e50480f
+# %% ../nbs/26_stability.ipynb #f7b34785
 def one_point(A, # Slopes; the last dimension is the data points
               B, # Outputs without the weights
               y # Targets
@@ -168,6 +169,7 @@ def one_point(A, # Slopes; the last dimension is the data points
     a = A.square().mean(-1).sqrt()
     return a,torch.where(a>0, (A*d).mean(-1)/a, 0.)
 
+# %% ../nbs/26_stability.ipynb #98572474
 def velocity(theta:Tensor, # Weights, … × n
              A:Tensor, # Slope, …
              d:Tensor, # Residual B−y, …
@@ -252,7 +254,7 @@ def safe_size(A=1., B=0., y=1., lam=.1, n:int=3)->Tensor:
     r = (_finite('A', A)*(_finite('B', B)-_finite('y', y))).abs()
     return (_finite('lam', lam, 0)/r)**(1/(n-2))
 
-# %% ../nbs/26_stability.ipynb #e35bdf5c
+# %% ../nbs/26_stability.ipynb #33aaf8f9
 def _rho(n, A, d): return (A*d).abs() if n==2 else torch.zeros_like(A*d)
 
 def _fastest(path, r):
@@ -264,11 +266,13 @@ def _log_growth(path):
     l = path.norm(dim=-1).log()
     return torch.where(l.isnan(), math.inf, l)-l[0]
 
+# %% ../nbs/26_stability.ipynb #f47e8ba1
 def _slowest(n, rho, lam, eta, flow):
     "The rate that takes longest to show; at the border itself: long, but not forever"
     if flow: return eta*torch.maximum((rho-lam).abs(), .02*(rho+lam)).clamp(min=1e-12)
     return torch.minimum(*((1+eta*(s*rho-lam)).abs().log().abs() for s in (1,-1))).clamp(.001, .5)
 
+# %% ../nbs/26_stability.ipynb #6c4c79fb
 def _fit(t, logn, use):
     "Slope of `logn` by `t` over the rows in `use`, for each column"
     w = use.double()
@@ -277,6 +281,7 @@ def _fit(t, logn, use):
     dt = w*(t-mt)
     return torch.where(k>2, (dt*(logn.nan_to_num(0, 0, 0)-ml)).sum(0)/dt.square().sum(0), math.nan)
 
+# %% ../nbs/26_stability.ipynb #3a81fabe
 def _first(t, logn, level):
     "When `logn` first passes `level`, interpolated; infinity if never"
     over = logn>=level
@@ -339,7 +344,7 @@ def plot_rates(df:pd.DataFrame, # With columns `predicted_rate` and `rate`
     if by is not None: ax.legend(frameon=False)
     return ax
 
-# %% ../nbs/26_stability.ipynb #f6df7af3
+# %% ../nbs/26_stability.ipynb #c791c7ac
 def escape_times(k:int=25, # Values of each
                  A:float=1., residual:float=1., lam:float=.2, eta:float=1., # What is not varied
                  size:float=1e-4 # Norm of the starts, in the fastest direction
@@ -355,6 +360,7 @@ def escape_times(k:int=25, # Values of each
         rows.append(pd.DataFrame(dict(vary='residual' if name=='B' else name, value=v, time=df.time, predicted_time=np.where(df.predicted_rate>0, math.log(10)/df.predicted_rate, np.inf))))
     return pd.concat(rows, ignore_index=True)
 
+# %% ../nbs/26_stability.ipynb #fb735abf
 def plot_escape_times(df:pd.DataFrame # From `escape_times`
                      ): # Axes, one for each quantity
     "Escape times and their prediction"
@@ -389,7 +395,7 @@ def plot_portrait(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `sim
     ax.set(xlabel='θi', ylabel='θj' if n==2 else 'θj = θk' if n==3 else 'the other θ', xlim=(-lim,lim), ylim=(-lim,lim), aspect='equal')
     return ax
 
-# %% ../nbs/26_stability.ipynb #d085e900
+# %% ../nbs/26_stability.ipynb #215e0b13
 def basins(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `simulate`
            n:int=3, # Weights; all but θi are equal at the start
            lim:float=1.5, # Half width of the window
@@ -404,6 +410,7 @@ def basins(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `simulate`
     end = simulate(torch.stack([ti]+[tj]*(check_number('n', n, 2, integer=True)-1), -1), A, B, y, lam, 1., 24/lam if time is None else time, every=10**9)[1][-1].norm(dim=-1)
     return pd.DataFrame(dict(theta_i=ti, theta_j=tj, end=end, returned=end<1e-3*lim))
 
+# %% ../nbs/26_stability.ipynb #b0567531
 def plot_basins(df:pd.DataFrame, # From `basins`
                 ax=None # Where to draw
                ): # Axes
@@ -416,7 +423,7 @@ def plot_basins(df:pd.DataFrame, # From `basins`
     ax.set(xlabel='θi', ylabel='the other weights', aspect='equal')
     return ax
 
-# %% ../nbs/26_stability.ipynb #8d0185ed
+# %% ../nbs/26_stability.ipynb #d1cc6c51
 def _parameters(model):
     "Names and parameters, if second derivatives can be taken"
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
@@ -426,6 +433,7 @@ def _parameters(model):
         if p.dtype in (torch.float16,torch.bfloat16): raise ReinitError(f'model: {n} is in half precision ({p.dtype}), too coarse for second derivatives: use model.float()')
     return ps
 
+# %% ../nbs/26_stability.ipynb #df22526e
 def _flat_index(ps, weight):
     "The place of a weight in its flattened parameter"
     if not isinstance(weight, (tuple,list)) or len(weight)!=2: raise ReinitError(f"groups: {weight!r} should be a parameter's name and a place, as ('{next(iter(ps))}', (0,0))")
@@ -436,7 +444,7 @@ def _flat_index(ps, weight):
         raise ReinitError(f'weight {name!r} at {at} is out of range: its shape is {tuple(p.shape)}, so give {p.ndim} whole number{"s"*(p.ndim>1)}, at most {tuple(s-1 for s in p.shape)}')
     return name,int(np.ravel_multi_index(at, p.shape))
 
-# %% ../nbs/26_stability.ipynb #66a7238d
+# %% ../nbs/26_stability.ipynb #fa655ae3
 class _Slots:
     "Some entries of a model's parameters, as variables of a function"
     def __init__(self, model, names):
@@ -452,6 +460,7 @@ class _Slots:
         parts = self.flat.scatter(0, idx.flatten(), v.flatten()).split(self.sizes)
         return functional_call(self.model, {n:p.view(s) for n,p,s in zip(self.names, parts, self.shapes)}, (x,))
 
+# %% ../nbs/26_stability.ipynb #0a5769c4
 def _group_slots(model, groups):
     "Slots, and an index for each weight of each group"
     groups,ps = list(groups),_parameters(model)
@@ -463,7 +472,7 @@ def _group_slots(model, groups):
     slots = _Slots(model, [n for f in found for n,_ in f])
     return slots,torch.tensor([[slots.start[n]+i for n,i in f] for f in found], device=slots.flat.device)
 
-# %% ../nbs/26_stability.ipynb #4d508851
+# %% ../nbs/26_stability.ipynb #ec105fdd
 def _slope(s, k): return lambda v,u: grad(s)(v, u)[k]
 
 def _names(group): return ' · '.join(f'{n}[{",".join(map(str, at)) if isinstance(at, (tuple,list)) else at}]' for n,at in group)
@@ -471,6 +480,7 @@ def _names(group): return ' · '.join(f'{n}[{",".join(map(str, at)) if isinstanc
 def _check_path(groups, on, n):
     if not on.all(): raise ReinitError(f'groups: {_names(groups[int(on.int().argmin())])} are not on a common path: A is 0 for all {n} examples (strict=False keeps such groups)')
 
+# %% ../nbs/26_stability.ipynb #ea096436
 def coefficients(model:nn.Module, # Any model
                  x:Tensor, # A batch of inputs
                  groups:Sequence, # Groups of n weights, each as (parameter, place)
@@ -489,13 +499,14 @@ def coefficients(model:nn.Module, # Any model
     if strict: _check_path(groups, (A.flatten(1)!=0).any(1), len(x))
     return A,B
 
-# %% ../nbs/26_stability.ipynb #f148a1bd
+# %% ../nbs/26_stability.ipynb #e82cf16c
 def half_mse(out:Tensor, y:Tensor)->Tensor:
     "Half the squared error, summed over outputs, averaged over examples"
     return (out-y).square().flatten(1).sum(1).mean()/2
 
 def _on(data, dev): return [(x.to(dev), y.to(dev)) for x,y in batches(data)]
 
+# %% ../nbs/26_stability.ipynb #6167c9ba
 def group_hessians(model:nn.Module, # Any model
                    data, # As in `flatness.batches`
                    groups:Sequence, # As in `coefficients`
@@ -536,7 +547,7 @@ def predict_groups(model:nn.Module, # Any model
     return pd.DataFrame(dict(weights=[_names(o) for o in groups], n=H.shape[-1], A=size, rho=e[:,-1], gradient=g, equilibrium=(g<=1e-6*(1+e[:,-1].abs())).numpy(),
                              alpha_min=eta*(e[:,0]-lam), alpha_max=eta*(e[:,-1]-lam), escapes=(e[:,-1]>lam).numpy()))
 
-# %% ../nbs/26_stability.ipynb #b6e346ca
+# %% ../nbs/26_stability.ipynb #e1b9e34f
 def _module(model, arg, name):
     "The layer called `name`, if it has rows"
     mods = {n:m for n,m in model.named_modules() if isinstance(getattr(m, 'weight', None), Tensor) and not isinstance(m, (nn.Embedding,nn.modules.conv._ConvTransposeNd))}
@@ -549,6 +560,7 @@ def _units(units, n):
     if not units or len(set(units))<len(units): raise ReinitError(f'units={units} should name one unit or more, each once')
     return units
 
+# %% ../nbs/26_stability.ipynb #0cff692c
 def _columns(m, name, n):
     "For each of `n` units that feed `m`, the places of its outgoing weights: n × …"
     places = torch.arange(m.weight.numel()).view(m.weight.shape)
@@ -588,13 +600,14 @@ class _Pairs:
         flat = self.slots.flat.scatter(0, self.row.flatten(), r.flatten()).scatter(0, self.col.flatten(), c.flatten())
         for n,p in zip(self.slots.names, flat.split(self.slots.sizes)): ps[n].copy_(p.view_as(ps[n]))
 
-# %% ../nbs/26_stability.ipynb #9903cd12
+# %% ../nbs/26_stability.ipynb #a519693b
 def _tiny_rows(r, tiny, seed):
     "Rows in the directions they have, of norm `tiny`; random directions for those that are zero"
     draw = torch.randn(r.shape, generator=Streams(seed).noise).to(r)
     r = torch.where(r.norm(dim=1, keepdim=True)>0, r, draw)
     return tiny*r/r.norm(dim=1, keepdim=True)
 
+# %% ../nbs/26_stability.ipynb #3b6b731c
 def _products(pairs, r, data, loss):
     "A function that multiplies with M and its transpose, for all units: (dr, dc) → (Mᵀdc, M dr); and the columns' gradient"
     c0 = torch.zeros_like(pairs.get()[1])
@@ -625,7 +638,7 @@ def _lanczos(mul, v, steps):
     e,y = torch.linalg.eigh(torch.diag_embed(a)+torch.diag_embed(b, 1)+torch.diag_embed(b, -1))
     return e[:,-1],torch.einsum('kud,uk->ud', torch.stack(Q[:-1]).double(), y[:,:,-1]).to(v)
 
-# %% ../nbs/26_stability.ipynb #2151e293
+# %% ../nbs/26_stability.ipynb #1258902d
 def _leading(pairs, r, data, loss, decay, steps, seed):
     "Largest eigenvalue of −(decay + M and its transpose) and its vector, and the columns' gradient"
     both,g = _products(pairs, r, data, loss)
@@ -634,6 +647,7 @@ def _leading(pairs, r, data, loss, decay, steps, seed):
     v = torch.randn(len(r), len(decay), generator=Streams(seed).noise).to(r)
     return (*_lanczos(mul, v, steps),g)
 
+# %% ../nbs/26_stability.ipynb #c13ed0d3
 def _quotient(pairs, r, data, loss, decay):
     "How fast the norm of each pair grows as it stands, not in its fastest direction; not a number at zero"
     r0,c0 = pairs.get()
@@ -641,6 +655,7 @@ def _quotient(pairs, r, data, loss, decay):
     v = torch.cat([r0, c0], 1)
     return -(2*(c0*Mr).sum(1)+(decay*v*v).sum(1))/(v*v).sum(1)
 
+# %% ../nbs/26_stability.ipynb #3dfc958b
 def pair_matrix(model:nn.Module, data, rows:str, columns:str, unit:int, # As in `predict_pairs`
                 loss:Callable=F.cross_entropy, tiny:float=1e-4, seed:int=0
                )->Tensor: # Outgoing × incoming weights, the bias last
@@ -680,7 +695,7 @@ def predict_pairs(model:nn.Module, # Any model
     rest = g.double().norm(dim=1)<=(1.05*sigma+1e-3*sigma.max())*tiny   # |Mw| ≤ σ|w| at an equilibrium
     return pd.DataFrame({k:v.cpu().numpy() if isinstance(v, Tensor) else v for k,v in dict(unit=pairs.units, sigma=sigma, rate=eta*top, rate_now=eta*now, escapes=top>0, equilibrium=rest).items()})
 
-# %% ../nbs/26_stability.ipynb #dc66ab9c
+# %% ../nbs/26_stability.ipynb #089c467e
 def pair_norms(model:nn.Module, rows:str, columns:str, units=None # As in `predict_pairs`
               )->pd.DataFrame: # One row per unit: unit, row, column, norm (of both together), norm_sum (as in Figure 4)
     "Norms of the rows and columns of some units"
@@ -688,6 +703,7 @@ def pair_norms(model:nn.Module, rows:str, columns:str, units=None # As in `predi
     r,c = (t.double().norm(dim=1).cpu() for t in pairs.get())
     return pd.DataFrame(dict(unit=pairs.units, row=r, column=c, norm=(r**2+c**2).sqrt(), norm_sum=r+c))
 
+# %% ../nbs/26_stability.ipynb #879849ea
 def set_pairs(model:nn.Module, # Changed in place
               rows:str, columns:str, units=None, # As in `predict_pairs`
               std:float=0., # Deviation of the new values; 0: zeros
@@ -732,7 +748,7 @@ def multiplier(alpha, # Eigenvalues
     root = np.sqrt(b**2-4*mu)
     return np.maximum(abs(b+root), abs(b-root))/2
 
-# %% ../nbs/26_stability.ipynb #e8a87f87
+# %% ../nbs/26_stability.ipynb #580540fb
 def track_pairs(rows:str, columns:str, units=None # As in `predict_pairs`
                ): # A fastai callback; its `table()` has columns step, unit, row, column, norm, norm_sum
     "Record the norms of pairs before the last `fit` and after each of its steps"
@@ -749,6 +765,7 @@ def track_pairs(rows:str, columns:str, units=None # As in `predict_pairs`
             return pd.concat(self.seen, ignore_index=True)[['step','unit','row','column','norm','norm_sum']]
     return TrackPairs()
 
+# %% ../nbs/26_stability.ipynb #e2c6ca51
 def growth_rates(df:pd.DataFrame, # From `track_pairs(…).table()`
                  first:int=0, # First step that counts
                  last:int|None=None # Last step; default: all

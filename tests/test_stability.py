@@ -274,6 +274,7 @@ def test_multiplier_is_heavy_ball():
         assert (sb.multiplier(alpha, mu)>1) == (alpha>0)
 
 def test_tracking_a_learner():
+    from fastai.callback.progress import ProgressCallback   # no_bar
     from fastai.data.core import DataLoaders
     from fastai.learner import Learner
     from fastai.optimizer import SGD
@@ -302,7 +303,7 @@ def test_evidence_can_come_out_false(monkeypatch):
     z1 = sb.z1_evidence((2, 3), draws=5)
     assert not z1.equal.any() and (z1.max_error>1e-3).all()
     monkeypatch.setattr(sb, 'velocity', lambda *a, old=sb.velocity: -old(*a))
-    assert sb.z2_evidence(20).agree.min()<1
+    assert (sb.escapes(**sb.random_problems(20, 3)).escaped).any()
 
 # ---------------------------------------------------------------- wrong input
 
@@ -353,9 +354,14 @@ def test_layers_that_are_not_on_one_path():
     class Two(nn.Module):
         def __init__(self): super().__init__(); self.a,self.b,self.c = nn.Linear(4, 3),nn.Linear(4, 3),nn.Linear(3, 3)
         def forward(self, x): return self.a(x)+self.c(self.b(x))
-    with pytest.raises(ReinitError, match='not on a common path'): sb.predict_pairs(Two().double(), data(), 'a', 'c')
+    torch.manual_seed(0)
+    assert not sb.predict_pairs(Two().double(), data(), 'a', 'c').equilibrium.any()   # columns that see another layer do not rest at zero
+    class Idle(nn.Module):
+        def __init__(self): super().__init__(); self.a,self.c,self.out = nn.Linear(4, 3),nn.Linear(3, 3),nn.Linear(4, 3)
+        def forward(self, x): self.c(self.a(x)); return self.out(x)
+    with pytest.raises(ReinitError, match='not on a common path'): sb.predict_pairs(Idle().double(), data(), 'a', 'c')
 
 def test_plots():
     import matplotlib.pyplot as plt
-    sb.plot_portrait(n=3); sb.plot_basins(sb.basins(lam=.3, k=5)); sb.plot_escape_times(sb.escape_times(3)); sb.plot_rates(sb.escapes(**sb.random_problems(5)))
+    sb.plot_portrait(n=3); sb.plot_basins(sb.basins(lam=.3, k=3, time=2.)); sb.plot_escape_times(sb.escape_times(3)); sb.plot_rates(sb.escapes(**sb.random_problems(5)))
     plt.close('all')
