@@ -871,7 +871,7 @@ def _ours(name, **options):
     if name in MODELS: return lambda **kw: MODELS[name](**options, **kw)
 
 # where to look, and what the number of classes is called there
-ZOOS = {'torchvision':(_torchvision,'num_classes'), 'timm':(_timm,'num_classes'), 'reinit_nb':(_ours,'n_out')}
+ZOOS = {'torchvision':(_torchvision,'num_classes'), 'reinit_nb':(_ours,'n_out'), 'timm':(_timm,'num_classes')}   # timm last: it takes long to import
 
 # %% ../nbs/23_frozen.ipynb #87567d95
 def _misfit(net, state):
