@@ -783,7 +783,7 @@ class MutuallyFrozenCallback(Callback):
 
     def after_train(self):
         done = self.epoch+1
-        if self.traced is not None and (done%self.every==0 or done==self.n_epoch): self.note(done)
+        if self.traced is not None and not hasattr(self.learn, 'lr_finder') and (done%self.every==0 or done==self.n_epoch): self.note(done)
 
 # %% ../nbs/23_frozen.ipynb #0bc41d35
 def _unwrapped(model):
