@@ -353,21 +353,26 @@ def c4(df:pd.DataFrame, # Results of `reservoir.study`
     said = '; '.join(f'{k} data ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in v.itertuples()) + f' (paper, cifar10: {theirs[k]})' for k,v in t.items())
     return Verdict('C4', 'With frozen layers, training separability is lower and test separability higher', worst(ok), f'last hidden layer, frozen − trained in points: {said}; judged on {main}', int(one['test'].n), get_scale(scale))
 
-# %% ../nbs/60_claims.ipynb #93b41ade
+# %% ../nbs/60_claims.ipynb #ae53d5ec
+def _collapsed(g, col):
+    "Depths at which a network has lost more than half of what its shallowest version has above chance"
+    chance = 100/g.classes.fillna(100 if g.dataset.iloc[0]=='cifar100' else 10).iloc[0]
+    top = g[col].iloc[0]
+    return (g[col]<(chance+top)/2) & (top>1.5*chance)   # what has learned nothing cannot collapse
+
 def c5(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None, # As in `c1`
-       chance:float=10. # Accuracy of guessing, in percent, for the dataset that is judged: the first
+       scale:str|None=None # As in `c1`
       )->Verdict:
     "Is there a depth at which trained networks collapse and frozen ones do not?"
     d = along(df, 'repeats', scale=scale)
-    t = versus(d, ['dataset','repeats']).sort_values('repeats')
-    one = t[t.dataset==d.dataset.iloc[0]].set_index('repeats')
-    fell = {k:one[k]<chance+.5*(one[k].iloc[0]-chance) for k in ('frozen','unfrozen')}
-    alone,both = one[fell['unfrozen'] & ~fell['frozen'] & (one.lo>0)],one[fell['unfrozen']]
-    ok = '✅' if len(alone) else '❌' if len(both) or fell['frozen'].any() else '➖'
+    t = versus(d, ['dataset','repeats']).merge(d[['dataset','classes']].drop_duplicates(), on='dataset').sort_values('repeats', kind='stable')
+    t = pd.concat([g.assign(**{f'{k}_fell':_collapsed(g, k) for k in ('frozen','unfrozen')}) for _,g in t.groupby('dataset', sort=False)])
+    fell = t[t.unfrozen_fell]
+    ok = '✅' if (~fell.frozen_fell & (fell.lo>0)).any() else '❌' if len(fell) and not (fell.lo>0).any() else '➖'
     theirs = ', '.join(f'{o.frozen:.1f}/{o.unfrozen:.1f} at R={o.value}' for o in paper('depth', 'cifar10').itertuples())
+    mark = {k:', '.join(f'{o.dataset} R={o.repeats}' for o in t[t[f'{k}_fell']].itertuples()) or 'nowhere' for k in ('unfrozen','frozen')}
     said = '; '.join(f'{k} ' + ', '.join(f'R={o.repeats} {o.frozen:.1f}/{o.unfrozen:.1f} ({_said(o._asdict())})' for o in g.itertuples()) for k,g in t.groupby('dataset', sort=False))
-    return Verdict('C5', 'Freezing survives depth at which training collapses', ok, f'test accuracy by depth, frozen/trained and gap: {said}; paper, cifar10: {theirs}; trained networks collapse at R={", ".join(map(str, both.index)) or "none"}', int(one.n.min()), get_scale(scale))
+    return Verdict('C5', 'Freezing survives depth at which training collapses', ok, f'test accuracy by depth, frozen/trained and gap: {said}; collapsed, trained: {mark["unfrozen"]}; frozen: {mark["frozen"]}; paper, cifar10: {theirs}', int(t.n.min()), get_scale(scale))
 
 # %% ../nbs/60_claims.ipynb #45c32841
 def c6(df:pd.DataFrame, # Results of `reservoir.study`
