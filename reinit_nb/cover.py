@@ -16,11 +16,12 @@ import pandas as pd
 import torch
 from .core import ReinitError,Streams,check_choice,check_number,progress
 
-# %% ../nbs/22_cover.ipynb #3c909cae
+# %% ../nbs/22_cover.ipynb #16a2cdf7
 def _dims(N, d, bias=False):
     "Both checked; the dimensions that the count sees"
     return check_number('N', N, 1, integer=True),check_number('d', d, 1, integer=True)+bool(bias)
 
+# %% ../nbs/22_cover.ipynb #e4c625b9
 def cover_count(N:int, # Points
                 d:int, # Dimensions
                 bias:bool=False # May hyperplanes miss the origin?
@@ -33,12 +34,13 @@ def cover_count(N:int, # Points
         total += term
     return 2*total
 
-# %% ../nbs/22_cover.ipynb #d67c21f0
+# %% ../nbs/22_cover.ipynb #51be1d5c
 def _stirling(n):
     "log n! minus Stirling's formula"
     if n<16: return math.lgamma(n+1.) - (n+.5)*math.log(n) + n - .5*math.log(2*math.pi) if n else 0.
     return (1/12-(1/360-(1/1260-(1/1680-1/1188/n**2)/n**2)/n**2)/n**2)/n
 
+# %% ../nbs/22_cover.ipynb #2fb89b5c
 def _deviance(x, m):
     "x·log(x/m) + m − x, without cancellation where x is near m"
     if not x: return m
@@ -46,17 +48,19 @@ def _deviance(x, m):
     if abs(v)>=.1: return x*math.log(x/m)+m-x
     return (x-m)*v + 2*x*sum(v**(2*j+1)/(2*j+1) for j in range(1, 12))
 
+# %% ../nbs/22_cover.ipynb #0086e0c5
 def _log_term(n, k):
     "log of binom(n, k) / 2^n"
     if k in (0,n): return -n*math.log(2)
     return (_stirling(n)-_stirling(k)-_stirling(n-k) - _deviance(k, n/2)-_deviance(n-k, n/2) + .5*math.log(n/(2*math.pi*k*(n-k))))
 
-# %% ../nbs/22_cover.ipynb #04a7387f
+# %% ../nbs/22_cover.ipynb #16376ee1
 def _log_tail(n, k):
     "log Pr(Bin(n, ½) ≤ k) for k ≤ n/2"
     j = np.arange(min(k, int(10*math.sqrt(n))+50))   # what comes after is below the last bit
     return _log_term(n, k) + math.log1p(np.cumprod((k-j)/(n-k+1+j)).sum())
 
+# %% ../nbs/22_cover.ipynb #cc4b5f58
 def log_probability(N:int, # Points
                     d:int, # Dimensions
                     bias:bool=False # May hyperplanes miss the origin?
@@ -68,24 +72,26 @@ def log_probability(N:int, # Points
     if 2*k<n: return _log_tail(n, k)
     return math.log1p(-math.exp(_log_tail(n, n-k-1)))   # the other tail, by symmetry
 
-# %% ../nbs/22_cover.ipynb #5ac65e5d
+# %% ../nbs/22_cover.ipynb #8938a62e
 def log_count(N:int, d:int, bias:bool=False)->float: # Natural logarithm
     "log C(N, d), also where C(N, d) has a million digits"
     _dims(N, d)
     if d<256: return math.log(cover_count(N, d, bias))   # few terms: exact, where the sum of two large logarithms is not
     return log_probability(N, d, bias) + N*math.log(2)
 
+# %% ../nbs/22_cover.ipynb #2ed2430e
 def probability(N:int, d:int, bias:bool=False)->float: # Between 0 and 1
     "P(N, d): how likely a random dichotomy is separable"
     return math.exp(log_probability(N, d, bias))
 
+# %% ../nbs/22_cover.ipynb #04d819e4
 def capacity(d:int, # Dimensions
              bias:bool=False # May hyperplanes miss the origin?
             )->int: # Points
     "The number of points at which one half of all dichotomies is separable"
     return 2*_dims(1, d, bias)[1]
 
-# %% ../nbs/22_cover.ipynb #5a7d9056
+# %% ../nbs/22_cover.ipynb #79bc0c5e
 class Certificate(NamedTuple):
     "The answer, and its proof"
     separable:bool
@@ -93,6 +99,7 @@ class Certificate(NamedTuple):
     alpha:np.ndarray|None # Else: the convex combination that is zero
     slack:float # Smallest z·w for unit vectors z and w; or the length of the combination
 
+# %% ../nbs/22_cover.ipynb #419bb398
 def _signed(X, y, bias):
     "Unit vectors z, checked"
     X,y = np.asarray(X, dtype=float),np.asarray(y)
@@ -114,7 +121,7 @@ def _certify(Z, w, alpha, tol):
     if alpha.sum()>.5 and gap<=tol: return Certificate(False, None, alpha, float(gap))
     raise ReinitError(f'X: neither answer is certain within tol={tol:g} (margin {margin:.1e}, combination {gap:.1e}): the points are too close to a hyperplane for double precision')
 
-# %% ../nbs/22_cover.ipynb #d1b178ce
+# %% ../nbs/22_cover.ipynb #1b4ffe6d
 def _nearest(Z, tol):
     "By nonnegative least squares"
     from scipy.optimize import nnls
@@ -124,6 +131,7 @@ def _nearest(Z, tol):
     try: return _certify(Z, (A@alpha)[:-1], alpha, tol)
     except ReinitError: return _program(Z, tol)
 
+# %% ../nbs/22_cover.ipynb #fe8fbedd
 def _program(Z, tol):
     "By linear programming"
     from scipy.optimize import linprog
@@ -132,6 +140,7 @@ def _program(Z, tol):
     if r.status: raise ReinitError(f'the linear program was not solved: {r.message}')
     return _certify(Z, r.x[:-1], -r.ineqlin.marginals, tol)
 
+# %% ../nbs/22_cover.ipynb #85343ad7
 METHODS = dict(nnls=_nearest, lp=_program)
 
 # %% ../nbs/22_cover.ipynb #663af13e
@@ -205,7 +214,7 @@ def lift(X:np.ndarray, # … × N × d points
         h = (h@V).relu()
     return h.numpy()
 
-# %% ../nbs/22_cover.ipynb #a05df172
+# %% ../nbs/22_cover.ipynb #d98a1f74
 def clopper_pearson(k:int, # Successes
                     n:int, # Trials
                     level:float=.95 # Coverage, at least
@@ -216,6 +225,7 @@ def clopper_pearson(k:int, # Successes
     k,a = check_number('k', k, 0, n, integer=True),(1-check_number('level', level, 0, 1, lo_open=True))/2
     return float(beta.ppf(a, k, n-k+1)) if k else 0.,float(beta.ppf(1-a, k+1, n-k)) if k<n else 1.
 
+# %% ../nbs/22_cover.ipynb #a1aed865
 def _trials(N, d, widths, bias, trials, streams):
     "A stack of random dichotomies, and the ranks of their features"
     X = lift(torch.randn(trials, N, d, generator=streams.data, dtype=torch.float64).numpy(), widths, streams.init)

@@ -570,7 +570,7 @@ def _obstacles(model, events, trained):
         out.append((sum(sizes[t] for t in used), *now))
     return out
 
-# %% ../nbs/20_freezing.ipynb #ddf037ec
+# %% ../nbs/20_freezing.ipynb #b7347f5f
 def cuts(model:nn.Module,
          x:Tensor, # A small batch, two examples are enough
          trained:Iterable|None=None # Parameters that are trained; default: those that ask for gradients
@@ -582,7 +582,7 @@ def cuts(model:nn.Module,
     shapes = {id(t):tuple(t.shape[1:]) for t in watch.alive if t.ndim}
     start = ev[0][2] if ev else []
     for b,e,name in calls:
-        if not name or len(ev[e][3])!=1 or len(start)!=1 or not _alone(ev, e): continue
+        if not name or len(ev[e][3])!=1 or len(start)!=1 or not any(o[0]=='op' for o in ev[e:]) or not _alone(ev, e): continue
         if (chain := _chain_to(ev, calls, e, start[0])) is None or chain[-1]!=name: continue
         rows.append((name, e, tuple(chain), shapes.get(ev[e][3][0]), *facts[e]))
     df = pd.DataFrame(rows, columns=['module','event','chain','output','parameters','trained','random','batchnorm'])

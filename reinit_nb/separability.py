@@ -41,14 +41,15 @@ class Moments:
         self.counts = F.pad(self.counts, (0, C-self.C)) + F.pad(seen, (0, C-len(seen)))
         self.waiting.append((h, y)); self.n += len(y)
         # decompositions of few rows at a time would be slow, of many rows would need memory
-        if sum(len(y) for _,y in self.waiting)>=max(self.d, min(4*self.d, 2048)): self.settle()
+        if sum(len(y) for _,y in self.waiting)>=max(self.d, min(16*self.d, 2**22//self.d)): self.settle()
         return self
 
-# %% ../nbs/21_separability.ipynb #2d42c723
+# %% ../nbs/21_separability.ipynb #212cde05
 def _triangle(Rs, width):
     "One R out of several, or of rows; columns that are missing on the right are zero"
     return torch.linalg.qr(torch.cat([F.pad(R, (0, width-R.shape[1])) for R in Rs]), mode='r')[1]
 
+# %% ../nbs/21_separability.ipynb #a1936274
 @patch
 def settle(self:Moments)->Moments: # The same, with no rows waiting
     "Bring R up to date"
@@ -58,6 +59,7 @@ def settle(self:Moments)->Moments: # The same, with no rows waiting
         self.R = _triangle([self.R, torch.cat([torch.ones(len(y), 1), h, F.one_hot(y, self.C)], 1).double()], 1+self.d+self.C)
     return self
 
+# %% ../nbs/21_separability.ipynb #2e6432df
 def merge(ms:Sequence[Moments] # Of different rows and the same features
          )->Moments: # Of all rows
     "The moments of several parts together"
@@ -66,7 +68,7 @@ def merge(ms:Sequence[Moments] # Of different rows and the same features
     new.R = _triangle([m.settle().R for m in ms], 1+new.d+C)
     return new
 
-# %% ../nbs/21_separability.ipynb #b515b3f4
+# %% ../nbs/21_separability.ipynb #5537a7fb
 class Readout(NamedTuple):
     "A linear readout of features: scores h·W + b"
     W:Tensor # Features × classes
@@ -75,6 +77,7 @@ class Readout(NamedTuple):
 
     def hits(self, h:Tensor, y:Tensor)->int: return int(((h.double()@self.W+self.b).argmax(1)==y).sum())
 
+# %% ../nbs/21_separability.ipynb #2bf6d7d2
 class _Solver:
     "Ridge solutions of one `Moments` for any penalty"
     def __init__(self, m, intercept=False):
@@ -99,15 +102,17 @@ def solve(m:Moments, # Of features and labels
     "Least squares or ridge from features to one-hot labels"
     return _Solver(m, intercept)(check_number('penalty', penalty, 0))
 
-# %% ../nbs/21_separability.ipynb #c2879f8a
+# %% ../nbs/21_separability.ipynb #f4eec39d
 PENALTIES = tuple(10.**k for k in range(-8, 3))   # times the mean square of the singular values
 
+# %% ../nbs/21_separability.ipynb #c8cb538d
 def _error(m, r):
     "Squared error of a readout on the rows of `m`"
     M = torch.cat([-r.b.masked_fill(r.b.isinf(), 0)[None], -r.W])
     M = torch.cat([F.pad(M, (0, m.C-M.shape[1])), torch.eye(m.C, dtype=M.dtype)])   # classes that the others have not seen get 0
     return float((F.pad(m.settle().R, (0, M.shape[0]-m.R.shape[1]))@M).square().sum())
 
+# %% ../nbs/21_separability.ipynb #073c73d9
 def cross_validate(folds:Sequence[Moments], # One for each part of the rows
                    penalties:Sequence[float]|None=None, # To choose from; default: `PENALTIES`, scaled
                    intercept:bool=False # With an intercept?
@@ -192,15 +197,17 @@ def probe(h:Tensor, # Features, a row per example
     W[:,here] = V[:-1]/sd[:,None]; b[here] = V[-1]-mu@W[:,here]
     return Readout(torch.from_numpy(W), torch.from_numpy(b), l2)
 
-# %% ../nbs/21_separability.ipynb #aa7a1728
+# %% ../nbs/21_separability.ipynb #15033c8a
 def _weighted(m): return hasattr(m, 'parametrizations') or any(p.ndim>1 for n,p in m.named_parameters(recurse=False) if 'weight' in n)
 def _plain(m): return all(p.ndim<2 for p in m.parameters())
 def _first(o): return next((t for t in o if isinstance(t, Tensor)), None) if isinstance(o, (tuple,list)) else o if isinstance(o, Tensor) else None
 def _state(t): return None if t is None else t._version
 
+# %% ../nbs/21_separability.ipynb #c41d01c3
 class _Call(NamedTuple):
     name:str; module:nn.Module; x:Tensor; x_state:int; out:Tensor; out_state:int
 
+# %% ../nbs/21_separability.ipynb #701cc597
 @contextmanager
 def _calls(model):
     "All calls of layers, and of modules without weights, in the order in which they end"
@@ -218,7 +225,7 @@ def _calls(model):
     finally:
         for h in hooks: h.remove()
 
-# %% ../nbs/21_separability.ipynb #927c9245
+# %% ../nbs/21_separability.ipynb #fec80089
 def _end(calls, i):
     "Name of the call whose output is that of layer `i` after normalization and activation"
     name,out,state = calls[i].name,calls[i].out,calls[i].out_state
@@ -228,6 +235,7 @@ def _end(calls, i):
         name,out,state = c.name,c.out,c.out_state
     return name
 
+# %% ../nbs/21_separability.ipynb #128a94e2
 def default_layers(model:nn.Module, # Any model
                    x:Tensor # A batch
                   )->list[str]: # In the order of the calls
@@ -237,7 +245,7 @@ def default_layers(model:nn.Module, # Any model
     if not names: raise ReinitError(f'model: {type(model).__name__} calls no layer with weights: name the layers to look at')
     return list(dict.fromkeys(names))
 
-# %% ../nbs/21_separability.ipynb #3c81d53b
+# %% ../nbs/21_separability.ipynb #ccf70b7c
 @contextmanager
 def _undisturbed(model):
     "Inside, `model` evaluates without gradients; afterwards modes, buffers and global generators are as before"
@@ -252,15 +260,17 @@ def _undisturbed(model):
         for b,v in bufs:
             if not torch.equal(b, v): b.data.copy_(v)
 
+# %% ../nbs/21_separability.ipynb #0f8d93a1
 def _run(model, x):
     p = next(model.parameters(), x)
     try: return model(x.to(p.device))
     except ReinitError: raise
     except Exception as e: raise ReinitError(f'{type(model).__name__} does not run on data of shape {tuple(x.shape)}: {(str(e) or repr(e)).splitlines()[0]}') from e
 
-# %% ../nbs/21_separability.ipynb #3bb84cae
+# %% ../nbs/21_separability.ipynb #c40d9f8b
 POOLS = ('mean','flatten')
 
+# %% ../nbs/21_separability.ipynb #07ac6644
 def features(out:Tensor, # Output of a module
              pool:str|Callable='mean', # One of `POOLS`, or a function
              last:bool=False # Are channels in the last dimension, as for tokens?
@@ -270,6 +280,7 @@ def features(out:Tensor, # Output of a module
     elif out.ndim>2 and check_choice('pool', pool, POOLS)=='mean': out = out.flatten(1, -2).mean(1) if last else out.flatten(2).mean(2)
     return out.flatten(1) if out.ndim>1 else out[:,None]
 
+# %% ../nbs/21_separability.ipynb #bcdd3abc
 def _channels_last(m, out):
     "Three dimensions are tokens, unless a module for signals made them"
     return out.ndim==3 and not isinstance(m, (nn.Conv1d,nn.ConvTranspose1d,nn.BatchNorm1d,nn.InstanceNorm1d,nn.GroupNorm))
@@ -298,7 +309,7 @@ class _Tap:
         for h in self.hooks: h.remove()
         self.hooks = []
 
-# %% ../nbs/21_separability.ipynb #65e2b876
+# %% ../nbs/21_separability.ipynb #46ca7e1b
 @patch
 def note(self:_Tap, base, m, out):
     self.count[base] = self.count.get(base, 0)+1
@@ -311,6 +322,7 @@ def note(self:_Tap, base, m, out):
                           "Average over space with pool='mean', give a function as pool, name other layers, or raise max_features")
     self.out[name] = h.to('cpu', torch.promote_types(h.dtype, torch.float32), copy=True)   # what comes next may work in place
 
+# %% ../nbs/21_separability.ipynb #aaa60a0a
 @patch
 def __call__(self:_Tap, x:Tensor)->dict: # Name and features
     if self.names is None: self.names = default_layers(self.model, x); self.find()
@@ -390,9 +402,10 @@ class _Pass:
         if self.kept: self.kept.add(feats, y)
         if self.also: self.also.add(feats, y)
 
-# %% ../nbs/21_separability.ipynb #228e0b34
+# %% ../nbs/21_separability.ipynb #09130bdf
 _TURNING = ('rng','epoch','generator')   # what moves in a loader, or in its samplers, when it is used
 
+# %% ../nbs/21_separability.ipynb #399a6067
 class _Sample:
     "All examples of a loader, or always the same `n`"
     def __init__(self, dl, n=None, seed=0): self.dl,self.n,self.seed = dl,n,seed
@@ -417,13 +430,15 @@ class _Sample:
         if 'epoch' in vars(new): new.epoch = 0   # ours take the order from it
         return new
 
-# %% ../nbs/21_separability.ipynb #8f5c9cdd
+# %% ../nbs/21_separability.ipynb #ce41e797
 MEASURES = ('least squares','ridge','softmax','svm','fisher','gdv')
 GDV_ROWS = 2000
 
+# %% ../nbs/21_separability.ipynb #9d70a7d7
 class _Options(NamedTuple):
     measures:tuple; intercept:bool; penalty:float|None; folds:int; l2:float; cache:int; seed:int
 
+# %% ../nbs/21_separability.ipynb #474f542e
 def _options(measures, intercept, penalty, folds, l2, cache, seed):
     "All options, checked before anything runs"
     measures = (measures,) if isinstance(measures, str) else tuple(measures)
@@ -434,7 +449,7 @@ def _options(measures, intercept, penalty, folds, l2, cache, seed):
     check_number('cache', cache, 2**16, integer=True); check_number('seed', seed, 0, integer=True)
     return _Options(measures, bool(intercept), penalty, folds, l2, cache, seed)
 
-# %% ../nbs/21_separability.ipynb #2552c5aa
+# %% ../nbs/21_separability.ipynb #6cabff21
 def _warn(name, m, measures):
     "Say what makes numbers meaningless without making them wrong"
     R = m.R[:,1:1+m.d].abs()
@@ -443,6 +458,7 @@ def _warn(name, m, measures):
         warnings.warn(f"layer {name!r}: {m.n} examples are fewer than {m.d} features. Least squares can fit any labels then, and the solution of smallest norm is taken: "
                       "use more examples, or measures='ridge'", stacklevel=5)
 
+# %% ../nbs/21_separability.ipynb #54859006
 def _fit(ps, name, o):
     "Readouts of one layer by measure, and facts about it"
     ms,res = ps.moments[name],{}
@@ -456,6 +472,7 @@ def _fit(ps, name, o):
         if k in o.measures: res[k] = probe(*ps.kept(name), k, o.l2)
     return res,dict(features=total.d, rank=plain.rank)
 
+# %% ../nbs/21_separability.ipynb #f842b0c9
 def _best(cv): return cv.penalty[cv.error.argmin()]
 
 # %% ../nbs/21_separability.ipynb #51b26fe4
@@ -489,7 +506,7 @@ def _rows(part, tap, o, ps, readouts, facts, scores):
             rows.append(dict(layer=n, depth=i, measure=m, part=part, value=float(value), n=int(k), **facts[n], penalty=float(pen)))
     return rows
 
-# %% ../nbs/21_separability.ipynb #160a8c30
+# %% ../nbs/21_separability.ipynb #a0b42227
 def _train(tap, data, o):
     "Readouts, facts about the layers, classes, and the rows of the table for the training set"
     ps = _Pass(tap, data, o.folds if 'ridge' in o.measures and o.penalty is None else 1, True, o.cache, o.seed)
@@ -504,6 +521,7 @@ def _train(tap, data, o):
         scores |= s()
     return readouts,facts,len(ps.counts),_rows('train', tap, o, ps, readouts, facts, scores)
 
+# %% ../nbs/21_separability.ipynb #9a28bc8d
 def _test(tap, data, o, readouts, facts, classes):
     "The rows of the table for the test set"
     ps = _Pass(tap, data, int('fisher' in o.measures), 'gdv' in o.measures, o.cache, o.seed, classes, s := _Score(readouts))
@@ -532,14 +550,16 @@ def separability(model:nn.Module, # Any model
         if test is not None: rows += _test(tap, test, o, readouts, facts, classes)
     return pd.DataFrame(rows)
 
-# %% ../nbs/21_separability.ipynb #2bb0b433
+# %% ../nbs/21_separability.ipynb #69f36f35
 _NAMES = {'fisher':"Fisher's criterion", 'gdv':'GDV (lower: easier)'}
 _DASH = dict(train='--', valid='-', test='-')
 
+# %% ../nbs/21_separability.ipynb #e970edf6
 def _axes(ax):
     from matplotlib import pyplot as plt
     return ax or plt.subplots(figsize=(5,3), layout='constrained')[1]
 
+# %% ../nbs/21_separability.ipynb #507ac77f
 def _only(df, measure, one=False):
     "The rows of the measures to draw, and the label of the axis"
     known = list(df.measure.unique())
@@ -564,7 +584,7 @@ def plot_separability(df:pd.DataFrame, # From `separability`
     ax.set(ylabel=label); ax.legend(frameon=False, fontsize='small')
     return ax
 
-# %% ../nbs/21_separability.ipynb #a523df15
+# %% ../nbs/21_separability.ipynb #0030f394
 def due(epoch:int, # Epochs that are done
         n_epoch:int, # Of all
         every:int|Sequence[int] # Every so-manieth, or these
@@ -572,10 +592,13 @@ def due(epoch:int, # Epochs that are done
     "Is it time to measure? Before the first and after the last epoch it always is"
     return epoch in (0,n_epoch) or (epoch in every if np.ndim(every) else epoch%every==0)
 
+# %% ../nbs/21_separability.ipynb #e25b3533
 def _whole(arg, n, lo=1): return n if n is None else check_number(arg, n, lo, integer=True)
 
+# %% ../nbs/21_separability.ipynb #c3b1a1d9
 _DEFAULTS = {k:p.default for k,p in inspect.signature(separability).parameters.items() if p.default is not p.empty and k!='test'}
 
+# %% ../nbs/21_separability.ipynb #c8a9dd8a
 def _check_arguments(kw):
     "Those of `separability`, before anything is trained"
     for k in kw: check_choice('argument', k, _DEFAULTS)
@@ -604,17 +627,19 @@ class SeparabilityCallback(Callback):
         self.every = [_whole('every', e, 0) for e in every] if np.ndim(every) else _whole('every', every)
         self.rows,self.offset,self.done,self.within = [],None,0,False
 
-# %% ../nbs/21_separability.ipynb #4c6a8590
+# %% ../nbs/21_separability.ipynb #b95996e6
 @patch(as_prop=True)
 def df(self:SeparabilityCallback)->pd.DataFrame: # As from `separability`, with the epoch in front
     "What was measured so far"
     return pd.DataFrame(self.rows)
 
+# %% ../nbs/21_separability.ipynb #9559d5b2
 @patch(as_prop=True)
 def name(self:SeparabilityCallback):
     # fastai deletes the attribute by this name when it removes a callback. One that has measured has none by then, so that `learn.separability.df` can be read after `fit(cbs=…)`
     return '' if self.learn is None and self.rows else Callback.name.fget(self)
 
+# %% ../nbs/21_separability.ipynb #870b1cd2
 @patch
 def measure(self:SeparabilityCallback, epoch:int):
     "Add the measurements of now, unless there are some of this epoch"
@@ -625,10 +650,11 @@ def measure(self:SeparabilityCallback, epoch:int):
     if self.ds_idx==1: got['part'] = got.part.replace('test', 'valid')
     self.rows += got.assign(epoch=epoch)[['epoch',*got.columns]].to_dict('records')
 
-# %% ../nbs/21_separability.ipynb #7b7a5ef6
+# %% ../nbs/21_separability.ipynb #ac614841
 @patch
 def before_fit(self:SeparabilityCallback): self.offset,self.within = None,False
 
+# %% ../nbs/21_separability.ipynb #03f6a047
 @patch
 def before_train(self:SeparabilityCallback):
     if hasattr(self.learn, 'lr_finder'): return
@@ -637,19 +663,21 @@ def before_train(self:SeparabilityCallback):
         self.measure(self.offset+self.epoch)
     self.within = True
 
+# %% ../nbs/21_separability.ipynb #a67b6228
 @patch
 def after_train(self:SeparabilityCallback):
     if self.offset is None: return
     self.done,self.within = self.offset+self.epoch+1,False
     if due(self.epoch+1, self.n_epoch, self.every): self.measure(self.done)
 
+# %% ../nbs/21_separability.ipynb #999cb1cb
 @patch
 def after_fit(self:SeparabilityCallback):
     "A fit that was ended early, after a whole epoch, has a last epoch, too"
     if self.offset is not None and not self.within: self.measure(self.done)
     self.offset = None
 
-# %% ../nbs/21_separability.ipynb #1dd625d1
+# %% ../nbs/21_separability.ipynb #f38e477c
 def plot_training(df:pd.DataFrame, # From `SeparabilityCallback.df`
                   measure:str|None=None, # Which; default: the first
                   part:str|None=None, # `train`, or `valid` or `test`; default: the one that is not for training
@@ -667,10 +695,12 @@ def plot_training(df:pd.DataFrame, # From `SeparabilityCallback.df`
     if len(layers)<=12: ax.legend(frameon=False, fontsize='small', loc='center left', bbox_to_anchor=(1,.5))
     return ax
 
+# %% ../nbs/21_separability.ipynb #fca46c38
 def _shade(i, n):
     from matplotlib import colormaps
     return colormaps['viridis'](.9*i/max(1, n-1))   # early layers dark, late ones light
 
+# %% ../nbs/21_separability.ipynb #67df33c8
 @patch
 def plot(self:SeparabilityCallback, measure:str|None=None, part:str|None=None, ax=None):
     "As `plot_training`"

@@ -1,4 +1,4 @@
-"The command `reinit_repro`, at smoke scale"
+"The commands `reinit_repro`, at smoke scale, and `reinit_frozen`"
 import json, os, re, signal, subprocess, sys, time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 import torch
 from reinit_nb import __version__, cli
-from reinit_nb.cli import MARKER, STUDIES, marker, parser, reinit_repro
+from reinit_nb.cli import MARKER, STUDIES, frozen_parser, marker, parser, reinit_frozen, reinit_repro
 from reinit_nb.core import Store, load_results
+from reinit_nb.models import scnn
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
@@ -219,3 +220,68 @@ def test_interrupted_and_resumed(capsys):
     after = records('kept')
     assert len(after)==total and {k:after[k] for k in before}==before                       # what was finished was not run again
     assert f'{total} runs, {total-kept} of them new' in capsys.readouterr().out
+
+# ---------------------------------------------------------------- reinit_frozen
+
+def partly_frozen(n_out=10, **kw):
+    "Two filters of the first convolution are frozen: 2·2 entries of the normalization, 2·32·9 of the next convolution"
+    net = scnn(c_in=1, size=8, n_out=n_out, **kw)
+    with torch.no_grad():
+        for p in (net.block1.norm.weight, net.block1.norm.bias): p[:2] = 0
+        net.block2.conv.weight[:,:2] = 0
+    return net
+
+SCNN = ['--arch','reinit_nb:scnn','--option','c_in=1','--option','size=8']
+
+@pytest.fixture
+def counted(capsys):
+    "Call; gives what was printed"
+    def go(*argv, code=0):
+        assert reinit_frozen(argv)==code
+        return capsys.readouterr()
+    return go
+
+def test_frozen_counts(counted):
+    torch.save(dict(model=partly_frozen(7).state_dict(), epoch=3), 'net.pth')
+    got = counted('net.pth', *SCNN)
+    assert '2 of 704 filters are mutually frozen (0.28%); double-frozen weights 580, triple-frozen 0;' in got.out
+    assert 'reading net.pth' in got.err and 'counting' in got.err and 'counting' not in got.out
+    js = json.loads(counted('net.pth', *SCNN, '--json').out)
+    assert js['totals']['frozen']==2 and js['totals']['double']==4+2*32*9 and js['cutoff']==.01
+    assert {o['layer']:o['frozen'] for o in js['layers'] if o['frozen']}=={'block1.conv':2,'block1.norm':2}
+    assert json.loads(counted('net.pth', *SCNN, '--json', '--cutoff', '1e9').out)['totals']['frozen']==704
+    assert 'block2.conv' in counted('net.pth', *SCNN, '--readers').out
+    assert json.loads(counted('net.pth', *SCNN, '--readers', '--json').out)[0]['next']=='block2.conv'
+
+def test_frozen_exit_codes(counted):
+    torch.save(partly_frozen().state_dict(), 'net.pth')
+    counted('net.pth', *SCNN, '--max-share', '0.5'); counted('net.pth', *SCNN, '--max-share', '0.00001', code=1)
+    assert reinit_frozen([])==0 and reinit_frozen(['--help'])==0 and reinit_frozen(['--version'])==0
+
+def test_frozen_help(capsys):
+    assert reinit_frozen([])==0
+    text = capsys.readouterr().out
+    for o in (*(o for a in frozen_parser()._actions for o in a.option_strings), 'resnet50_imagenet', 'examples', 'exit code'): assert o in text
+
+def test_frozen_as_a_command(tmp_path):
+    "In a process of its own; only the table is on the standard output"
+    torch.save(partly_frozen().state_dict(), 'net.pth')
+    r = subprocess.run([sys.executable, '-c', 'import sys; from reinit_nb.cli import reinit_frozen; sys.exit(reinit_frozen())', 'net.pth', *SCNN, '--json'], cwd=tmp_path, capture_output=True, encoding='utf-8', env=env)
+    assert r.returncode==0 and json.loads(r.stdout)['totals']['frozen']==2, r.stderr
+
+class Evil:
+    def __reduce__(self): return os.mkdir, ('evil',)
+
+@pytest.mark.parametrize('argv,says', [
+    ('net.pth', 'which network? Give --arch'), ('--arch resnet18', 'which file?'), ('none.pth --arch resnet18', "there is no file 'none.pth'"),
+    ('net.pth --arch resnet18', 'does not fit torchvision:resnet18: '), ('net.pth --arch resnet81', "did you mean 'resnet18'?"), ('net.pth --arch torch:x', "arch='torch' is not known"),
+    ('net.pth --arch scnn --cutoff -1', '--cutoff=-1.0 should be a finite number > 0'), ('net.pth --arch scnn --cutoff nan', '--cutoff=nan'), ('net.pth --arch scnn --size 0', '--size=0'),
+    ('net.pth --arch scnn --max-share 2', '--max-share=2.0'), ('net.pth --arch scnn --option width', "--option 'width' should be KEY=VALUE"), ('net.pth --arch scnn --option wdth=1', "did you mean 'width'?"),
+    ('evil.pth --arch scnn', 'holds more than tensors, and is not opened'), ('list.pth --arch scnn', 'holds a list, and no state dict'), ('net.pth --speed', 'unrecognized arguments: --speed'),
+    ('none.npz --arch resnet50_imagenet', "there is no file 'none.npz'")])
+def test_frozen_wrong_input(argv, says, capsys):
+    torch.save(partly_frozen().state_dict(), 'net.pth'); torch.save(Evil(), 'evil.pth'); torch.save([1], 'list.pth')
+    assert reinit_frozen(argv.split())==2
+    got = capsys.readouterr()
+    last = got.err.splitlines()[-1]
+    assert got.out=='' and last.startswith('reinit_frozen: ') and says in last and not Path('evil').exists()
