@@ -353,12 +353,12 @@ def c4(df:pd.DataFrame, # Results of `reservoir.study`
     said = '; '.join(f'{k} data ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in v.itertuples()) + f' (paper, cifar10: {theirs[k]})' for k,v in t.items())
     return Verdict('C4', 'With frozen layers, training separability is lower and test separability higher', worst(ok), f'last hidden layer, frozen − trained in points: {said}; judged on {main}', int(one['test'].n), get_scale(scale))
 
-# %% ../nbs/60_claims.ipynb #ae53d5ec
-def _collapsed(g, col):
+# %% ../nbs/60_claims.ipynb #41212286
+def _collapsed(g, col, clearly=0.):
     "Depths at which a network has lost more than half of what its shallowest version has above chance"
     chance = 100/g.classes.fillna(100 if g.dataset.iloc[0]=='cifar100' else 10).iloc[0]
     top = g[col].iloc[0]
-    return (g[col]<(chance+top)/2) & (top>1.5*chance)   # what has learned nothing cannot collapse
+    return (g[col]+clearly*g[f'{col}_se']<(chance+top)/2) & (top>1.5*chance)   # what has learned nothing cannot collapse
 
 def c5(df:pd.DataFrame, # Results of `reservoir.study`
        scale:str|None=None # As in `c1`
@@ -366,9 +366,9 @@ def c5(df:pd.DataFrame, # Results of `reservoir.study`
     "Is there a depth at which trained networks collapse and frozen ones do not?"
     d = along(df, 'repeats', scale=scale)
     t = versus(d, ['dataset','repeats']).merge(d[['dataset','classes']].drop_duplicates(), on='dataset').sort_values('repeats', kind='stable')
-    t = pd.concat([g.assign(**{f'{k}_fell':_collapsed(g, k) for k in ('frozen','unfrozen')}) for _,g in t.groupby('dataset', sort=False)])
+    t = pd.concat([g.assign(**{f'{k}_fell':_collapsed(g, k) for k in ('frozen','unfrozen')}, gone=_collapsed(g, 'frozen', 1.)) for _,g in t.groupby('dataset', sort=False)])
     fell = t[t.unfrozen_fell]
-    ok = '✅' if (~fell.frozen_fell & (fell.lo>0)).any() else '❌' if len(fell) and not (fell.lo>0).any() else '➖'
+    ok = '✅' if (~fell.frozen_fell & (fell.lo>0)).any() else '❌' if len(fell) and (fell.gone & ~(fell.lo>0)).all() else '➖'
     theirs = ', '.join(f'{o.frozen:.1f}/{o.unfrozen:.1f} at R={o.value}' for o in paper('depth', 'cifar10').itertuples())
     mark = {k:', '.join(f'{o.dataset} R={o.repeats}' for o in t[t[f'{k}_fell']].itertuples()) or 'nowhere' for k in ('unfrozen','frozen')}
     said = '; '.join(f'{k} ' + ', '.join(f'R={o.repeats} {o.frozen:.1f}/{o.unfrozen:.1f} ({_said(o._asdict())})' for o in g.itertuples()) for k,g in t.groupby('dataset', sort=False))
