@@ -494,7 +494,7 @@ def layers(df:pd.DataFrame, # From `pick` of runs with separability
     d = d.assign(part=d.what.str.split('_').str[1], layer=d.what.str.split('_').str[2].astype(int))
     return summary(d.sort_values('layer'), [*by,'part','layer'], 'value')
 
-# %% ../nbs/57_reservoir.ipynb #e42ab873
+# %% ../nbs/57_reservoir.ipynb #4005c01c
 COLORS = {1.:'#1f77b4', 0.:'#ff7f0e'}
 NAMES = {1.:'frozen', 0.:'trained'}
 
@@ -510,6 +510,7 @@ def plot_sweep(t:pd.DataFrame, # From `versus`
     "Means with 1.96 standard errors; numbers as a line, names as a row"
     ax = _axes()[0] if ax is None else ax
     names = not pd.api.types.is_numeric_dtype(t[x])
+    t = t if names else t.sort_values(x)
     at = np.arange(len(t)) if names else t[x].to_numpy(dtype=float)
     for f,c in COLORS.items(): ax.errorbar(at, t['frozen' if f else 'unfrozen'], t['frozen_se' if f else 'unfrozen_se'], fmt='o' if names else 'o-', ms=4, capsize=2, color=c, label=NAMES[f])
     if log: ax.set_xscale('log', base=2)
@@ -517,7 +518,7 @@ def plot_sweep(t:pd.DataFrame, # From `versus`
     ax.set(xlabel='' if names else x, ylabel='test accuracy [%]'); ax.legend(frameon=False, fontsize='small')
     return ax
 
-# %% ../nbs/57_reservoir.ipynb #c9fc0541
+# %% ../nbs/57_reservoir.ipynb #0f6f94d4
 def plot_epochs(df:pd.DataFrame, # Results of default runs
                 value:str='test_acc', # Column
                 axs=None # Where to draw
@@ -531,7 +532,7 @@ def plot_epochs(df:pd.DataFrame, # Results of default runs
             s = summary(d[(d.dataset==k) & (d.frozen==f) & (d.epoch>0)], 'epoch', 'y').sort_values('epoch')
             ax.plot(s.epoch, s['mean'], 'o-', ms=3, color=c, label=NAMES[f]); ax.fill_between(s.epoch, s.lo, s.hi, color=c, alpha=.2, lw=0)
         ax.set(title=k, xscale='log', xlabel='epoch'); ax.set_xticks(s.epoch, s.epoch); ax.minorticks_off()
-    axs[0].set_ylabel(f'{value.split("_")[0]} accuracy [%]'); axs[0].legend(frameon=False)
+    axs[0].set_ylabel(dict(test_acc='test accuracy [%]', train_acc='training accuracy [%]', fit_acc='accuracy within epochs [%]').get(value, value)); axs[0].legend(frameon=False)
     return axs
 
 # %% ../nbs/57_reservoir.ipynb #0ad400dc
