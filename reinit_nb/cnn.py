@@ -173,6 +173,7 @@ def grid(scale:str|None=None, # As in `core.scale`
 def budgets(scale:str|None=None, # As in `core.scale`
             seeds:int|None=None, # As in `grid`
             epochs:Sequence[int]=(4,8,20), # In total, at laptop scale
+            longest:int|None=80, # The same, for BL and LW only
             datasets:Sequence[str]|None=None # As in `grid`
            )->list[CNNRun]:
     "Figure 3: scnn with rounds of different lengths, without augmentation"
@@ -180,7 +181,8 @@ def budgets(scale:str|None=None, # As in `core.scale`
     datasets = datasets or by_scale(SETS[:1], SETS, PAPER_SETS, at)
     if at=='paper': bases = [full('scnn', d, steps=s) for d,s in product(datasets, (1000,3000,10_000,30_000,100_000))]
     else: bases = [thin('scnn', d, epochs=e, scale=at) for d,e in product(datasets, by_scale((4,8), tuple(epochs), (), at))]
-    return [with_method(b, 'scnn', m, s, at) for s in _seeds(seeds, at) for b in bases for m in METHODS]
+    more = [thin('scnn', d, epochs=longest, scale=at) for d in datasets] if longest and at=='laptop' else []
+    return [with_method(b, 'scnn', m, s, at) for s in _seeds(seeds, at) for bs,ms in ((bases,METHODS),(more,('BL','LW'))) for b in bs for m in ms]
 
 # %% ../nbs/56_cnn.ipynb #f43d0a78
 ABLATIONS = {'LW':{}, 'no rescaling':dict(rescale=False), 'no normalization':dict(normalize=False), 'no reinitialization':dict(reinit=False),
@@ -318,7 +320,7 @@ def plot_budgets(df:pd.DataFrame # From `label` of `budgets`
     rounds = df.rounds.max()
     for ax,d in zip(axs, sets):
         for m in METHODS:
-            s = summary(df[(df.dataset==d) & (df.method==m)].assign(per=lambda o: o.steps/rounds, acc=100*df.test_acc), 'per', 'acc').sort_values('per')
+            s = summary(df[(df.dataset==d) & (df.method==m)].assign(per=lambda o: o.steps/rounds, acc=lambda o: 100*o.test_acc), 'per', 'acc').sort_values('per')
             ax.plot(s.per, s['mean'], 'o-', ms=4, color=COLORS[m], lw=2 if m in ('BL','LW') else 1, label=m)
         ax.set(title=d, xscale='log', xlabel='steps per round')
     axs[0].set_ylabel('test accuracy [%]'); axs[0].legend(fontsize='small')

@@ -25,7 +25,7 @@ def trained(): return tiny(),train(tiny())
 
 # ---------------------------------------------------------------- lists
 
-@pytest.mark.parametrize('make, n', [(cnn.grid, 4*4*2*6*3), (cnn.budgets, 4*3*6*3), (cnn.settings, 2*8*2*3)])
+@pytest.mark.parametrize('make, n', [(cnn.grid, 4*4*2*6*3), (cnn.budgets, 4*(3*6+2)*3), (cnn.settings, 2*8*2*3)])
 def test_lists_are_complete_and_without_repeats(make, n):
     runs = make('laptop')
     assert len(runs)==len(set(runs))==n and {r.seed for r in runs}=={0,1,2}
