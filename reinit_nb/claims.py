@@ -4,17 +4,21 @@
 
 # %% auto #0
 __all__ = ['VERDICTS', 'PAIR', 'FEATURES', 'Verdict', 'worst', 'scorecard', 'r1', 'r2', 'r3', 'r4', 'designs', 'r5', 'r6', 'r7',
-           'r8', 'r9', 'r10', 'r11', 'r12', 'r13']
+           'r8', 'r9', 'r10', 'r11', 'r12', 'r13', 'along', 'seed_gaps', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8',
+           'c9', 'rough', 'c10', 'c11']
 
-# %% ../nbs/60_claims.ipynb #b60e7268
+# %% ../nbs/60_claims.ipynb #02fabee5
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 import numpy as np
 import pandas as pd
 from scipy import stats
 from .cnn import KEYS, gains, ratios
 from .core import check_choice, paper_table, scale as get_scale
+from .cover import cover_agreement
 from .reinit import METHODS
+from .reservoir import DATASETS, default, paper, pick, versus
 from .stats import decision_tree, holm, interval, paired, pairwise, sign_test, sign_verdict
 from .study import FACTOR, last_round, table5, table5_name
 
@@ -260,3 +264,201 @@ def r13(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
     each = '; '.join(f'{m} ' + ' → '.join(f'{g[f"fit_{r}"].mean():.0f}' for r in range(1, last+1)) for m,g in d.groupby('model', sort=False))
     return Verdict('R13', 'Later rounds of LW converge faster', sign_verdict(o['lo'], o['hi']),
                    f'steps until learned, first round minus last: {said}; round by round: {each}', d.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #2cdcc24b
+_FIXED = dict(repeats=2, scale=2., position='alternating', skip=False, regularizer='none')   # of the default network
+
+def along(df:pd.DataFrame, # Results of `reservoir.study`
+          name:str='', # Field that varies: `base`, `repeats`, …; none: the default network
+          epoch:int|None=None, # As in `reservoir.pick`
+          scale:str|None=None, # At which they were run
+          **other # Fields that differ from the default, as `skip=True`
+         )->pd.DataFrame: # As from `reservoir.pick`, frozen and trained
+    "The runs that differ from the default network in one field only"
+    d = pick(df, epoch=epoch)
+    base = {o:default(o if o in DATASETS else DATASETS[0], scale).base for o in d.dataset.unique()}
+    keep = d.frozen.isin((0.,1.))
+    for k,v in (_FIXED|other).items():
+        if k!=name: keep &= d[k]==v
+    return d[keep & ((d.base==d.dataset.map(base)) | (name=='base'))]
+
+def seed_gaps(d:pd.DataFrame, # From `along`
+              by:Sequence[str]=('dataset',), # What tells settings apart
+              value:str='test_acc' # Column
+             )->pd.DataFrame: # `by`, seed, gap
+    "Frozen minus trained, seed by seed"
+    t = d.pivot_table(index=[*by,'seed'], columns='frozen', values=value).dropna()
+    return (t[1.]-t[0.]).rename('gap').reset_index()
+
+# %% ../nbs/60_claims.ipynb #62a120a6
+def _said(o, digits=1): return f'{o["gap"]:+.{digits}f} [{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]'
+def _cifar(t): return t[t.dataset!='mnist']
+
+def _theirs(sweep, value, dataset='cifar10', measure='test accuracy'):
+    "The paper's gap, in words"
+    p = paper(sweep, dataset, measure)
+    p = p[p.value==value]
+    return f'{p.frozen.iloc[-1]-p.unfrozen.iloc[-1]:+.1f}' if len(p) else 'none'
+
+def c1(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # At which they were run; default: as in `core.scale`
+      )->Verdict:
+    "Do frozen reservoirs beat trained ones on CIFAR, and not on MNIST?"
+    t = versus(along(df, scale=scale))
+    ok = [('❌' if o.lo>0 else '✅' if o.lo==o.lo else '➖') if o.dataset=='mnist' else sign_verdict(o.lo, o.hi) for o in t.itertuples()]
+    said = '; '.join(f'{o.dataset} {_said(o._asdict())}, p={o.p:.2g} (paper {_theirs("default", "default", o.dataset)})' for o in t.itertuples())
+    return Verdict('C1', 'Frozen reservoirs beat trained ones on CIFAR-10 and CIFAR-100, and not on MNIST', worst(ok), f'test accuracy, frozen − trained in points: {said}', int(t.n.min()), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #345d302a
+def c2(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # As in `c1`
+      )->Verdict:
+    "Are frozen networks ahead in the first epochs?"
+    first = [e for e in sorted(df.epoch.unique()) if 0<e<=max(1, .1*df.epochs.max())]
+    d = pd.concat([along(df, epoch=e, scale=scale) for e in first])
+    part = {v:versus(d.groupby(['dataset','frozen','seed'], sort=False)[v].mean().reset_index(), value=v) for v in ('test_acc','fit_acc')}
+    ok = [sign_verdict(o.lo, o.hi) for o in _cifar(part['test_acc']).itertuples()]
+    said = '; '.join(f'{k} accuracy ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in part[v].itertuples()) for k,v in (('test','test_acc'),('training','fit_acc')))
+    return Verdict('C2', 'Frozen networks converge faster in the first epochs', worst(ok), f'mean over epochs {", ".join(map(str, first))}, frozen − trained in points: {said}; judged by test accuracy on CIFAR', int(part['test_acc'].n.min()), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #eb868e47
+def _last(d): return max(int(c.rsplit('_', 1)[1]) for c in d if c.startswith('sep_test_') and d[c].notna().any())
+
+def c3(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # As in `c1`
+      )->Verdict:
+    "Before training, do later layers separate the classes no better than the first?"
+    d = along(df, epoch=0, scale=scale)
+    d,p = d[d.frozen==1],paper('default', 'cifar10', 'test separability')
+    l,p = _last(d),p[p.value=='epoch 0'].frozen
+    o = {k:interval(g[f'sep_test_{l}']-g.sep_test_0) for k,g in d.groupby('dataset', sort=False)}
+    wide = {k:interval(g.sep_test_1-g.sep_test_0) for k,g in d.groupby('dataset', sort=False)}
+    ok = ['✅' if v['hi']<=0 else '❌' if v['lo']>0 else '➖' for v in o.values()]
+    return Verdict('C3', 'Random layers do not raise separability with depth', worst(ok),
+                   f'test separability before training, hidden layer {l} − layer 0 in points: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()) + f' (paper, cifar10: {p.iloc[-1]-p.iloc[0]:+.1f}); the first wide layer − layer 0: '
+                   + '; '.join(f'{k} {_pm(v)}' for k,v in wide.items()) + f' (paper {p.iloc[1]-p.iloc[0]:+.1f})', d.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #252f575d
+def c4(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # As in `c1`
+      )->Verdict:
+    "After training, is the last layer of a frozen network less separable on training data, and more on test data?"
+    d = along(df, scale=scale)
+    l = _last(d)
+    t = {k:versus(d, value=f'sep_{k}_{l}') for k in ('train','test')}
+    main = d.dataset.iloc[0]
+    one = {k:v[v.dataset==main].iloc[0] for k,v in t.items()}
+    ok = [sign_verdict(-one['train'].hi, -one['train'].lo),sign_verdict(one['test'].lo, one['test'].hi)]
+    theirs = {k:_theirs('default', 'epoch 100', measure=f'{k} separability') for k in t}
+    said = '; '.join(f'{k} data ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in v.itertuples()) + f' (paper, cifar10: {theirs[k]})' for k,v in t.items())
+    return Verdict('C4', 'With frozen layers, training separability is lower and test separability higher', worst(ok), f'last hidden layer, frozen − trained in points: {said}; judged on {main}', int(one['test'].n), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #41212286
+def _collapsed(g, col, clearly=0.):
+    "Depths at which a network has lost more than half of what its shallowest version has above chance"
+    chance = 100/g.classes.fillna(100 if g.dataset.iloc[0]=='cifar100' else 10).iloc[0]
+    top = g[col].iloc[0]
+    return (g[col]+clearly*g[f'{col}_se']<(chance+top)/2) & (top>1.5*chance)   # what has learned nothing cannot collapse
+
+def c5(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # As in `c1`
+      )->Verdict:
+    "Is there a depth at which trained networks collapse and frozen ones do not?"
+    d = along(df, 'repeats', scale=scale)
+    t = versus(d, ['dataset','repeats']).merge(d[['dataset','classes']].drop_duplicates(), on='dataset').sort_values('repeats', kind='stable')
+    t = pd.concat([g.assign(**{f'{k}_fell':_collapsed(g, k) for k in ('frozen','unfrozen')}, gone=_collapsed(g, 'frozen', 1.)) for _,g in t.groupby('dataset', sort=False)])
+    fell = t[t.unfrozen_fell]
+    ok = '✅' if (~fell.frozen_fell & (fell.lo>0)).any() else '❌' if len(fell) and (fell.gone & ~(fell.lo>0)).all() else '➖'
+    theirs = ', '.join(f'{o.frozen:.1f}/{o.unfrozen:.1f} at R={o.value}' for o in paper('depth', 'cifar10').itertuples())
+    mark = {k:', '.join(f'{o.dataset} R={o.repeats}' for o in t[t[f'{k}_fell']].itertuples()) or 'nowhere' for k in ('unfrozen','frozen')}
+    said = '; '.join(f'{k} ' + ', '.join(f'R={o.repeats} {o.frozen:.1f}/{o.unfrozen:.1f} ({_said(o._asdict())})' for o in g.itertuples()) for k,g in t.groupby('dataset', sort=False))
+    return Verdict('C5', 'Freezing survives depth at which training collapses', ok, f'test accuracy by depth, frozen/trained and gap: {said}; collapsed, trained: {mark["unfrozen"]}; frozen: {mark["frozen"]}; paper, cifar10: {theirs}', int(t.n.min()), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #45c32841
+def c6(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # As in `c1`
+      )->Verdict:
+    "Is the gap smaller with skip connections, in deep networks?"
+    g = {k:seed_gaps(along(df, 'repeats', scale=scale, skip=k), ['dataset','repeats']) for k in (False,True)}
+    t = g[False].merge(g[True], on=['dataset','repeats','seed'], suffixes=('','_skip')).assign(less=lambda o: o.gap-o.gap_skip)
+    t = t[t.repeats>2]
+    o = interval(t.groupby('seed').less.mean())
+    said = '; '.join(f'R={k} {v.gap.mean():+.1f} without, {v.gap_skip.mean():+.1f} with' for k,v in t.groupby('repeats'))
+    p = {k:float(_theirs(k, '8')) for k in ('depth','depth, skips')}
+    return Verdict('C6', 'Skip connections shrink the gap between frozen and trained', sign_verdict(o['lo'], o['hi']),
+                   f'gap in points: {said}; by how much skips shrink it, seed by seed: {_pm(o)} (paper, R=8: {p["depth"]-p["depth, skips"]:+.1f})', o['n'], get_scale(scale))
+
+def c7(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # As in `c1`
+      )->Verdict:
+    "Does the gap grow with the width?"
+    d = along(df, 'base', scale=scale)
+    t,o = seed_gaps(d, ['dataset','base']),{}
+    for k,g in t.groupby('dataset', sort=False):
+        w = g.pivot(index='seed', columns='base', values='gap').dropna()
+        if w.shape[1]>2: o[k] = interval(np.polyfit(np.log2(w.columns.to_numpy(dtype=float)), w.to_numpy().T, 1)[0])
+    each = '; '.join(f'{k} ' + ', '.join(f'{b}: {v:+.1f}' for b,v in g.groupby('base').gap.mean().items()) for k,g in t[t.dataset.isin(o)].groupby('dataset', sort=False))
+    return Verdict('C7', 'Freezing helps more the wider the net', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]), f'points of gap per doubling of the width: ' + '; '.join(f'{k} {_pm(v, 2)}' for k,v in o.items())
+                   + f'; gap by base width: {each}; paper, cifar10: {_theirs("width", "32")} at 32, {_theirs("width", "1024")} at 1024', min(v['n'] for v in o.values()), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #d90b780d
+def c8(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # As in `c1`
+      )->Verdict:
+    "Does freezing the front hurt?"
+    d = along(df, 'position', scale=scale)
+    t = versus(d, ['dataset','position'])
+    f = t[t.position=='front']
+    said = '; '.join(f'{o.dataset} {_said(o._asdict())}, p={o.p:.2g} (paper {_theirs("position", "front", o.dataset)})' for o in f.itertuples())
+    rest = '; '.join(f'{o.dataset} {o.position} {_said(o._asdict())}' for o in t[t.position!='front'].itertuples())
+    return Verdict('C8', 'Freezing the front hurts', worst([sign_verdict(-o.hi, -o.lo) for o in f.itertuples()]), f'front, frozen − trained in points: {said}; elsewhere: {rest}', int(f.n.min()), get_scale(scale))
+
+def c9(df:pd.DataFrame, # Results of `reservoir.study`
+       scale:str|None=None # As in `c1`
+      )->Verdict:
+    "Is the gain smaller beside BatchNorm and dropout?"
+    d = along(df, 'regularizer', scale=scale)
+    d = d[d.dataset==d[d.regularizer!='none'].dataset.iloc[0]]
+    t,w = versus(d, 'regularizer').set_index('regularizer'),seed_gaps(d, ['regularizer']).pivot(index='seed', columns='regularizer', values='gap').dropna()
+    less = {'BatchNorm':interval(w['none']-w['BatchNorm']), 'dropout':interval(w['none']-w.filter(like='dropout').mean(axis=1))}
+    ok = worst([sign_verdict(v['lo'], v['hi']) for v in less.values()])
+    if ok=='✅' and not t.lo['none']>0: ok = '➖'   # there was no gain that could shrink
+    said = ', '.join(f'{k} {_said(o)}' for k,o in t.iterrows())
+    return Verdict('C9', 'Freezing acts like a regularizer: its gain shrinks beside BatchNorm and dropout', ok, f'gap in points: {said}; by how much it is smaller, seed by seed: ' + ', '.join(f'{k} {_pm(v)}' for k,v in less.items())
+                   + f'; paper, cifar10: {_theirs("default", "default")} with neither, {_theirs("regularizer", "BatchNorm")} with BatchNorm, {_theirs("regularizer", "dropout .1")} with dropout .1', len(w), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #4a7797cf
+_ROUGH = dict(top='largest eigenvalue', trace='trace', noise='loss added by noise')
+
+def rough(df:pd.DataFrame # Results of `reservoir.landscapes`
+         )->pd.DataFrame: # One row per epoch, space and measure: n, frozen, unfrozen, ratio, gap, lo, hi, p
+    "How rough the landscape is, frozen against trained; `trained`: in the parameters that each of them trains"
+    d = df.copy()
+    for k in ('all','base'): d[f'noise_{k}'] = d[[c for c in d if c.startswith('noise_') and c.endswith(f'_{k}') and c!=f'noise_{k}']].mean(axis=1)
+    for m in _ROUGH: d[f'{m}_trained'] = np.where(d.frozen==1, d[f'{m}_base'], d[f'{m}_all'])
+    rows = []
+    for (e,g),s,m in product(d.groupby('epochs'), ('trained','all','base'), _ROUGH):
+        t = versus(g.assign(one=0), 'one', f'{m}_{s}').drop(columns='one').iloc[0]
+        rows.append(dict(epochs=e, space=s, measure=_ROUGH[m], ratio=t.frozen/t.unfrozen, **t))
+    return pd.DataFrame(rows)
+
+def c10(df:pd.DataFrame, # Results of `reservoir.landscapes`
+        scale:str|None=None # As in `c1`
+       )->Verdict:
+    "Is the landscape of frozen networks smoother, early and at the end?"
+    t = rough(df)
+    ok = [sign_verdict(-o.hi, -o.lo) for o in t[t.space=='trained'].itertuples()]
+    said = '; '.join(f'after {e} epochs, {dict(trained="in what each trains", all="in all parameters", base="outside the reservoirs")[s]}: ' + ', '.join(f'{o.measure} × {o.ratio:.2f} (p={o.p:.2g})' for o in g.itertuples())
+                     for (e,s),g in t.groupby(['epochs','space'], sort=False))
+    return Verdict('C10', 'Frozen networks have a smoother landscape', worst(ok), f'frozen over trained: {said}', int(t.n.min()), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #ed63dc4c
+def c11(df:pd.DataFrame, # Of `cover.measure_cover`, one or several
+        scale:str|None=None # As in `c1`
+       )->Verdict:
+    "Does the separability of random dichotomies follow Cover's curve?"
+    t = {k:cover_agreement(g).iloc[0] for k,g in df.groupby('layers', sort=False)}
+    few = any(((g.P>.05) & (g.P<.95)).sum()<3 for _,g in df.groupby('layers'))   # points at which something else could have come out
+    ok = '❌' if any(o.p<.05 for o in t.values()) else '➖' if few else '✅'
+    return Verdict('C11', "Measured separability of random dichotomies follows Cover's curve", ok, "share of exact intervals that hold Cover's probability, and p of the worst point (Bonferroni): "
+                   + '; '.join(f'{k} {100*o.inside:.0f}% of {o.points:.0f}, p={o.p:.2g}' for k,o in t.items()), int(df.trials.sum()), get_scale(scale))
