@@ -39,13 +39,18 @@ define make-venv
   echo "Could not make $(1). On Debian and Ubuntu: apt install python3-venv. Then: make clean, and try again" >&2; exit 1; }
 endef
 
+# $(call twice,COMMAND): what a download that was cut short has spoiled works the second time
+define twice
+$(1) || { echo 'That failed; trying once more' >&2; $(1); }
+endef
+
 # The stamp comes last, so an interrupted installation is taken up again
 $(STAMP): settings.ini setup.py pyproject.toml constraints.txt $(BROKEN)
 	$(python-ok)
 	@rm -f $@
 	$(if $(BROKEN),@rm -rf $(VENV))
 	$(call make-venv,$(VENV))
-	$(BIN)/python $(PIP) install -c constraints.txt -e '.[dev]'
+	$(call twice,$(BIN)/python $(PIP) install -c constraints.txt -e '.[dev]')
 	@echo '$(CURDIR)' > $@
 
 env: $(STAMP)  ## Set up .venv (the others do it when needed)
