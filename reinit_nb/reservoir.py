@@ -316,7 +316,7 @@ def default(dataset:str='cifar10', # One of `DATASETS`
     kw = small if at=='laptop' else large
     return ReservoirRun(**kw, looks=(1,2,3,5,10,20), separate=tuple(dict.fromkeys((0,1,3,10,30,kw['epochs']))))
 
-# %% ../nbs/57_reservoir.ipynb #003a136a
+# %% ../nbs/57_reservoir.ipynb #6c5c33ee
 _POWERS = tuple(2.**k for k in range(-2, 6))
 
 def _widths(dataset, at):
@@ -331,7 +331,7 @@ def settings(dataset:str='cifar10', # One of `DATASETS`
     plain = d.replace(separate=())
     deep = plain.replace(separate=(0,d.epochs)) if dataset=='cifar10' else plain
     def vary(of, name, values, **kw): return [d if getattr(d, name)==v and not kw else of.replace(**{name:v}, **kw) for v in values]
-    depths = dict(smoke=(1,2,4), laptop=(1,2,5,8), paper=range(1, 9))[at]
+    depths = dict(smoke=(1,2,4), laptop=(1,2,5,6,7,8), paper=range(1, 9))[at]
     out = {'default':[d], 'depth':vary(deep, 'repeats', depths), 'position':vary(plain, 'position', POSITIONS), 'width':vary(plain, 'base', _widths(dataset, at))}
     if dataset!='cifar10': return out
     out['depth, skips'] = vary(deep, 'repeats', dict(smoke=(2,4), laptop=(5,8), paper=range(2, 9))[at], skip=True)
@@ -419,14 +419,14 @@ def landscapes(scale:str|None=None, # As in `core.scale`
     early = dict(smoke=1, laptop=10, paper=10)[at]
     return [LandscapeRun(**kw, epochs=e, looks=(), seed=k, frozen=f, images=100 if at=='smoke' else 300) for e in (early,d.epochs) for k in range(n or by_scale(2, 5, 5, at)) for f in (0.,1.)]
 
-# %% ../nbs/57_reservoir.ipynb #90a6b1c6
+# %% ../nbs/57_reservoir.ipynb #9af6e4e1
 def pick(df:pd.DataFrame, # Results
          runs:Sequence[ReservoirRun]|None=None, # Of these; default: all
          epoch:int|None=None # After this one; default: the last of each run
         )->pd.DataFrame: # One row per run
     "Results of `runs` after an epoch, in percent"
     d = df if runs is None else df[df.recipe.isin({r.hash for r in runs})]
-    if runs is not None and d.recipe.nunique()<len(runs): raise ReinitError(f'{len(set(runs))-d.recipe.nunique()} of {len(set(runs))} runs have no result: run them first')
+    if runs is not None and d.recipe.nunique()<len(set(runs)): raise ReinitError(f'{len(set(runs))-d.recipe.nunique()} of {len(set(runs))} runs have no result: run them first')
     d = d[d.epoch==(d.epochs if epoch is None else epoch)].rename(columns={'task.dataset':'dataset', 'task.classes':'classes'})
     cols = [c for c in d if c.endswith('_acc') or c.startswith('sep_')]
     return d.assign(**{c:100*d[c] for c in cols}).reset_index(drop=True)

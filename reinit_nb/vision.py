@@ -388,14 +388,15 @@ def paper_tasks()->dict: # Name → sequence of `Task`s
     plain = {f'{"Section 3.1" if i<6 else "Appendix F"}: {n}':(Task(n, size=224),) for i,n in enumerate(six)}
     return _frozen_tasks() | plain | {f'{k}, augmented':(t.replace(crop=True, flip=True),) for k,(t,) in plain.items()}
 
-# %% ../nbs/11_vision.ipynb #fea7d540
+# %% ../nbs/11_vision.ipynb #c491c160
 def per_class(task:Task, # `n_train` and `dataset` matter
               counts, # Training images that there are, for each class
               classes # Their names
              )->np.ndarray: # Images to take, for each class
     "How many training images of each class the task asks for"
     n,counts = task.n_train,np.asarray(counts)
-    if isinstance(n, int) and n>counts.sum(): raise ReinitError(f'n_train={n:,}, but {task.dataset} has {counts.sum():,} training images')
+    if isinstance(n, int) and n>counts.sum(): raise ReinitError(f'n_train={n:,}, but {task.dataset} has {counts.sum():,} training images'
+                                                     + (f' of its first {task.classes} classes' if task.classes else ''))
     if n is None: k = counts
     elif isinstance(n, float): k = np.floor(n*counts+.5).astype(int)
     else: k = n//len(counts) + (np.arange(len(counts))<n%len(counts))
