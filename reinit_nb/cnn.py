@@ -282,7 +282,7 @@ def gains(df:pd.DataFrame, # From `label`
     d = pd.DataFrame(dict(base=t[against], gain=t[method]-t[against]))
     return d.groupby(list(on), sort=False).agg(base=('base','mean'), gain=('gain','mean'), n=('gain','size')).reset_index()
 
-# %% ../nbs/56_cnn.ipynb #430f0554
+# %% ../nbs/56_cnn.ipynb #c59928df
 def table2(df:pd.DataFrame # From `label` of `grid`
           )->pd.DataFrame: # A row per setting, a column per method: test accuracy in %, mean over seeds
     "Our Table 2"
@@ -301,7 +301,7 @@ def plot_table2(t:pd.DataFrame, # From `table2`
     im = ax.imshow(gain, cmap='RdBu', vmin=-top, vmax=top, aspect='auto')
     for i,j in np.ndindex(t.shape):
         best = t.iloc[i,j]==t.iloc[i].max()
-        ax.text(j, i, f'{t.iloc[i,j]:.1f}', ha='center', va='center', size=7, weight='bold' if best else None)
+        ax.text(j, i, f'{t.iloc[i,j]:.1f}', ha='center', va='center', size=7, weight='bold' if best else None, color='w' if abs(gain.iloc[i,j])>.65*top else 'k')
     ax.set(xticks=range(t.shape[1]), xticklabels=t.columns, yticks=range(len(t)))
     ax.set_yticklabels([' · '.join(map(str, k)) for k in t.index], size=7)
     ax.figure.colorbar(im, ax=ax, label='points above BL', shrink=.6)
