@@ -191,10 +191,12 @@ def test_runs_is_not_a_folder(refused):
 
 # Each record takes a moment longer to write, so that the signal arrives between two of them
 _slow = '''
-import sys, time
+import os, sys, time
 from reinit_nb.core import Store
-put = Store.put
-def slow(*a, **k): put(*a, **k); time.sleep(.1)
+put,done = Store.put,[]
+def slow(*a, **k):
+    put(*a, **k); done.append(a); time.sleep(.1)
+    while len(done)>=3 and not os.path.exists('signalled'): time.sleep(.02)   # however slow the test is in sending its signal
 Store.put = slow
 from reinit_nb.cli import reinit_repro
 sys.exit(reinit_repro())
@@ -208,6 +210,7 @@ def test_interrupted_and_resumed(capsys):
         if len(records('kept'))>=3 or p.poll() is not None: break
         time.sleep(.1)
     p.send_signal(signal.SIGINT)
+    Path('signalled').touch()
     out,err = p.communicate(timeout=60)
     assert p.returncode==130 and out=='' and 'Traceback' not in err
     found = re.search(r'Interrupted: (\d+) of (\d+) runs are finished and kept in kept; the same command goes on from there', err)
