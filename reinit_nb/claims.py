@@ -150,19 +150,21 @@ def r5(df:pd.DataFrame|None=None, # As in `r4`
     said = [f'{a} {v} {o.a} {o.wins}:{o.losses} {o.b} (p={o.p:.2g}; the tree says ' + ', '.join(f'{m} {n}' for m,n in d[d.arch==a].says.value_counts().items()) + ')' for a,o,v in leads]
     return Verdict('R5', 'LW is the best method, except on vgg16, where FC is', worst([v for *_,v in leads]), 'times best, against the closest rival: ' + '; '.join(said), len(df[PAIR+['arch']].drop_duplicates()), 'paper')
 
-# %% ../nbs/60_claims.ipynb #d1f804c7
+# %% ../nbs/60_claims.ipynb #22f9d6f0
 def _over(gain, factor=100., digits=1): # Differences, one for each setting → interval, and how it is said
     o = interval(factor*np.asarray(gain, dtype=float))
     d = np.round(np.asarray(gain, dtype=float), 12)
     return o,f'{_pm(o, digits)}, {(d>0).sum()}:{(d<0).sum()}'
+
+def _each(t, factor=100., digits=1): # From `cnn.gains` → as `_over`, and the same said of each network
+    return *_over(t.gain, factor, digits),'; '.join(f'{m} {_over(g.gain, factor, digits)[1]}' for m,g in t.groupby('model', sort=False))
 
 def r6(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
        scale:str|None=None # At which they were run; default: as in `core.scale`
       )->Verdict:
     "Does LW raise test accuracy on small data?"
     t = gains(df)
-    o,said = _over(t.gain)
-    each = '; '.join(f'{m} {_over(g.gain)[1]}' for m,g in t.groupby('model', sort=False))
+    o,said,each = _each(t)
     return Verdict('R6', 'LW raises the test accuracy of CNNs on small data', sign_verdict(o['lo'], o['hi']),
                    f'LW − BL in points over {len(t)} settings, with wins:losses: {said} (sign test p={sign_test(t.gain):.2g}); {each}', df.seed.nunique(), get_scale(scale))
 
@@ -194,15 +196,14 @@ def fitted(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
 
 def _unfit(id, claim, df, scale): return Verdict(id, claim, '➖', 'no setting in which BL and LW fit their training images', df.seed.nunique(), get_scale(scale))
 
-# %% ../nbs/60_claims.ipynb #ae8c1bee
+# %% ../nbs/60_claims.ipynb #0fedb790
 def r8(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
        scale:str|None=None # As in `r6`
       )->Verdict:
     "Does LW raise the smallest margins of the training images?"
     d,claim = fitted(df),'LW raises the smallest margins of the training images'
     if not len(d): return _unfit('R8', claim, df, scale)
-    o,said = _over(gains(d, 'margin').gain, 1, 3)
-    each = '; '.join(f'{m} {_over(g.gain, 1, 3)[1]}' for m,g in gains(d, 'margin').groupby('model', sort=False))
+    o,said,each = _each(gains(d, 'margin'), 1, 3)
     return Verdict('R8', claim, sign_verdict(o['lo'], o['hi']), f'mean margin of the smallest tenth, LW − BL over {o["n"]} settings: {said}; {each}', d.seed.nunique(), get_scale(scale))
 
 def r9(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
@@ -220,7 +221,7 @@ def r9(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
     return Verdict('R9', claim, '✅' if hi<=near else '❌' if lo>near else '➖',
                    f'size over that of BL, geometric mean over {o["LW"]["n"]} settings; up to {near} counts as no increase: {said}', df.seed.nunique(), get_scale(scale))
 
-# %% ../nbs/60_claims.ipynb #a0820208
+# %% ../nbs/60_claims.ipynb #8ceff2db
 def _sharpness(df, stem='noise_'): # Mean over the deviations of the noise
     cols = [c for c in df if c.startswith(stem) and c[len(stem):].replace('.','',1).isdigit()]
     return df.assign(sharp=df[cols].mean(axis=1))
@@ -231,9 +232,8 @@ def r10(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
     "Does noise on the weights take less away from LW?"
     d,claim = fitted(df),'LW sits in flatter minima, under Gaussian noise'
     if not len(d): return _unfit('R10', claim, df, scale)
-    o,said = _over(-gains(_sharpness(d), 'sharp').gain)
-    each = '; '.join(f'{m} {_over(-g.gain)[1]}' for m,g in gains(_sharpness(d), 'sharp').groupby('model', sort=False))
-    loss = _over(-gains(_sharpness(d, 'noise_loss_'), 'sharp').gain, 1, 2)[1]
+    o,said,each = _each(gains(_sharpness(d), 'sharp', 'BL', 'LW'))   # what BL loses more
+    loss = _over(gains(_sharpness(d, 'noise_loss_'), 'sharp', 'BL', 'LW').gain, 1, 2)[1]
     return Verdict('R10', claim, sign_verdict(o['lo'], o['hi']),
                    f'training accuracy that noise takes from BL minus what it takes from LW, in points, mean over σ, {o["n"]} settings: {said}; {each}; the same for the loss it adds: {loss}', d.seed.nunique(), get_scale(scale))
 
