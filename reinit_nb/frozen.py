@@ -757,7 +757,7 @@ def units(model:nn.Module, # Any network
     rows = [_unit_row(w, p, feats[reads[p.name].name]) for p in w.layers if p.name in reads]
     return pd.DataFrame(rows, columns=['layer','units','dead','dead_share','rank','srank'])
 
-# %% ../nbs/23_frozen.ipynb #dc4b0402
+# %% ../nbs/23_frozen.ipynb #6f47f3d8
 class MutuallyFrozenCallback(Callback):
     "Count mutually frozen weights before training and after every epoch"
     order,run_valid = 60,False
@@ -779,7 +779,7 @@ class MutuallyFrozenCallback(Callback):
         traced = wiring(net, tuple(self.learn.xb), self.pairs)
         _check_countable(net, traced)
         self.traced = traced
-        self.note(0)
+        if not self.counts: self.note(self.epoch)   # none yet: training was not taken up from a checkpoint
 
     def after_train(self):
         done = self.epoch+1
@@ -810,6 +810,13 @@ def df(self:MutuallyFrozenCallback)->pd.DataFrame: # One row per epoch and layer
 def totals(self:MutuallyFrozenCallback)->pd.DataFrame: # One row per epoch
     "Counts of the whole network"
     return pd.concat([frozen_totals(o).assign(epoch=o.epoch[0]) for o in self.counts], ignore_index=True) if self.counts else pd.DataFrame()
+
+# %% ../nbs/23_frozen.ipynb #42e53e0c
+@patch
+def state_dict(self:MutuallyFrozenCallback)->dict: return dict(counts=[o.to_dict('list') for o in self.counts])
+
+@patch
+def load_state_dict(self:MutuallyFrozenCallback, state:dict): self.counts = [pd.DataFrame(o) for o in state['counts']]
 
 # %% ../nbs/23_frozen.ipynb #6bc56b81
 @patch

@@ -9,12 +9,13 @@ __all__ = ['HOW', 'product_model', 'symbolic_loss', 'symbolic_flow', 'linearizat
            'escapes', 'random_problems', 'plot_rates', 'escape_times', 'plot_escape_times', 'plot_portrait', 'basins',
            'plot_basins', 'coefficients', 'half_mse', 'group_hessians', 'predict_groups', 'pair_matrix',
            'predict_pairs', 'pair_norms', 'set_pairs', 'align_pairs', 'multiplier', 'track_pairs', 'growth_rates',
-           'z1_evidence', 'z2_evidence']
+           'batch_statistics', 'z1_evidence', 'z2_evidence']
 
-# %% ../nbs/26_stability.ipynb #e6a4f8ca
+# %% ../nbs/26_stability.ipynb #dd1bfa79
 import math
-from types import SimpleNamespace
 from collections.abc import Callable,Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import torch
@@ -775,6 +776,18 @@ def growth_rates(df:pd.DataFrame, # From `track_pairs(…).table()`
     if df.groupby('unit').step.nunique().min()<2 or df.empty: raise ReinitError(f'first={first}, last={last} leave fewer than two steps with norms above 0')
     slope = {u:np.polyfit(g.step, np.log(g.norm), 1)[0] for u,g in df.groupby('unit', sort=False)}
     return pd.DataFrame(dict(unit=list(slope), rate=list(slope.values())))
+
+# %% ../nbs/26_stability.ipynb #0a77bfda
+@contextmanager
+def batch_statistics(model:nn.Module):
+    "Inside, batch norms use mean and deviation of the batch, as in training, and remember nothing"
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    were = [(m.running_mean,m.running_var) for m in norms]
+    try:
+        for m in norms: m.running_mean = m.running_var = None
+        yield model
+    finally:
+        for m,(mean,var) in zip(norms, were): m.running_mean,m.running_var = mean,var
 
 # %% ../nbs/26_stability.ipynb #90287774
 def z1_evidence(ns:Sequence[int]=(2,3,4,5), # Numbers of weights
