@@ -394,7 +394,7 @@ def _stage(run, i, state, file, seconds, tick, cbs, device):
     if bad: raise ReinitError(f'stage {i+1}: {", ".join(bad)} are not finite: training has diverged. Try a lower learning rate')
     return learn,row,_curve(learn, i)
 
-# %% ../nbs/42_sequence.ipynb #9c0393f6
+# %% ../nbs/42_sequence.ipynb #c958bc05
 def follow(run:PathRun, # The path
            folder=None, # Where to resume from and to write to
            show:bool=False, # Show a bar: stage, epoch, time left?
@@ -410,6 +410,7 @@ def follow(run:PathRun, # The path
         if (file := _file(folder, run, i, 'stage')).exists():
             found = kept_stage(file, run, i)
             state,rows,curves,first = found['state'],found['rows'],found['curves'],i+1
+            _file(folder, run, i, 'pth').unlink(missing_ok=True)   # of no use any more
             break
     tick = _Tick(run, show)
     with seeded(run.seed, threads):
