@@ -231,13 +231,14 @@ def _fit(value, want):
     elif isinstance(want, type) and issubclass(want, (Recipe, type(None))) and isinstance(value, want): return value
     raise TypeError
 
-# %% ../nbs/00_core.ipynb #ffc80572
+# %% ../nbs/00_core.ipynb #d0e3d3e0
 _recipes = {}   # class by name, for `Recipe.from_dict`
 
 @dataclass(frozen=True)
 class Recipe:
     "Everything that decides a run: subclass it as a frozen dataclass, and add `check` for values that types cannot tell"
     version:ClassVar[int] = 1   # raise it when the same fields come to mean something else
+    later:ClassVar[tuple] = ()  # fields that came after results were published: while they have their default, the fingerprint is the old one
 
     def __init_subclass__(cls, **kw):
         super().__init_subclass__(**kw)
@@ -265,7 +266,7 @@ class Recipe:
         for n in names:
             if n not in known: raise ReinitError(unknown(f'{cls.__name__} field', n, known))
 
-# %% ../nbs/00_core.ipynb #636743fa
+# %% ../nbs/00_core.ipynb #2da8d523
 def canonical(x)->str: # The same text for the same content, whatever the order of the keys
     "Canonical JSON"
     return json.dumps(x, sort_keys=True, separators=(',',':'))
@@ -277,7 +278,8 @@ def _plain(v):
 @patch
 def to_dict(self:Recipe)->dict: # Ready for JSON
     "Class name, version and fields"
-    return {'class':type(self).__name__, 'version':self.version, 'fields':{f.name:_plain(getattr(self, f.name)) for f in fields(self)}}
+    shown = [f.name for f in fields(self) if f.name not in self.later or getattr(self, f.name)!=f.default]
+    return {'class':type(self).__name__, 'version':self.version, 'fields':{k:_plain(getattr(self, k)) for k in shown}}
 
 @patch(as_prop=True)
 def hash(self:Recipe)->str: # 16 hex digits
