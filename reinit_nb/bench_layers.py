@@ -144,29 +144,25 @@ def _probes(train, test, net, repeats, turns, max_iter, bs):
     total = sum(r['logistic_seconds'] for r in rows)
     return pd.DataFrame(rows+[dict(layer='all', features=sum(r['features'] for r in rows), seconds=min(ours), logistic_seconds=total, ratio=total/min(ours), MiB=peak)])
 
-# %% ../nbs/64_bench_layers.ipynb #49222064
-def _loop_frozen(net, w, cutoff=1e-2):
-    "Double-frozen weights, one channel after the other; for networks without groups"
-    own,writers,readers = {},{},{}
-    for p in w.parts:
-        for i,c in enumerate(p.rows.tolist()): writers.setdefault(c, []).append((p, i))
-        for j,c in enumerate(p.cols.tolist()): readers.setdefault(c, []).append((p, j))
-        own[p.weight] = net.get_parameter(p.weight).detach(),net.get_parameter(p.bias).detach() if p.bias else None
-    total = 0
-    for c in range(w.n):
-        if not w.countable[c]: continue
-        size,small = 0,True
-        for p,i in writers[c]:
-            wt,b = own[p.weight]
-            row = wt[i].flatten() if b is None else torch.cat([wt[i].flatten(), b[i:i+1]])
-            size,small = size+row.numel(),small and row.norm().item()<cutoff
-        for p,j in readers[c]:
-            col = own[p.weight][0][j:j+1] if p.norm else own[p.weight][0][:,j]
-            size,small = size+col.numel(),small and col.norm().item()<cutoff
-        if small: total += size
-    return total
+# %% ../nbs/64_bench_layers.ipynb #1fa2b94f
+def _norms_one_by_one(net, p, cutoff):
+    "Which rows and columns of a part are small"
+    w,b = net.get_parameter(p.weight).detach(),net.get_parameter(p.bias).detach() if p.bias else None
+    rows = [(w[i].flatten() if b is None else torch.cat([w[i].flatten(), b[i:i+1]])).norm().item()<cutoff for i in range(len(p.rows))]
+    return rows,rows if p.norm else [w[:,j].norm().item()<cutoff for j in range(len(p.cols))]
 
-# %% ../nbs/64_bench_layers.ipynb #57fa5b54
+def _loop_frozen(net, w, cutoff=1e-2):
+    "Double-frozen weights, and small rows and columns of every layer, one filter after the other; for networks without groups"
+    small,sizes,loud = {},[0]*w.n,[False]*w.n
+    for p in w.parts:
+        found = _norms_one_by_one(net, p, cutoff)
+        small[p.name] = tuple(map(sum, found))
+        for chans,on,size in zip((p.rows,p.cols), found, p.sizes()):
+            for c,o in zip(chans.tolist(), on):
+                if c>=0: sizes[c] += size; loud[c] = loud[c] or not o
+    return sum(n for n,l,c in zip(sizes, loud, w.countable) if c and not l),small
+
+# %% ../nbs/64_bench_layers.ipynb #07983eab
 FROZEN_TARGETS = dict(loop=20., forward=1.)
 
 def bench_frozen(repeats:int=5, # The best counts
@@ -181,7 +177,8 @@ def bench_frozen(repeats:int=5, # The best counts
     with torch.no_grad():
         for b in net.layer3: b.bn1.weight[:9] = 0; b.conv2.weight[:,:9] = 0     # something to find
     x,w = torch.zeros(batch, 3, size, size),wiring(net, (1,3,size,size))
-    if _loop_frozen(net, w)!=mutually_frozen(net, w).double.sum(): raise ReinitError('the loop and the count disagree')
+    ours,(total,small) = mutually_frozen(net, w),_loop_frozen(net, w)
+    if total!=ours.double.sum() or any((o.small_rows,o.small_cols)!=small[o.layer] for o in ours.itertuples()): raise ReinitError('the loop and the count disagree')
     ways = {'loop':lambda: _loop_frozen(net, w), 'forward':lambda: net(x), 'count':lambda: mutually_frozen(net, w), 'trace and count':lambda: mutually_frozen(net, (1,3,size,size))}
     best = dict.fromkeys(ways, float('inf'))
     for _ in progress(range(check_number('repeats', repeats, 1, integer=True)), label='frozen', show=show):

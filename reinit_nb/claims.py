@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VERDICTS', 'PAIR', 'FEATURES', 'Verdict', 'worst', 'scorecard', 'r1', 'r2', 'r3', 'r4', 'designs', 'r5', 'r6', 'r7',
            'fitted', 'r8', 'r9', 'r10', 'r11', 'r12', 'r13', 'along', 'seed_gaps', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6',
-           'c7', 'c8', 'c9', 'rough', 'c10', 'c11']
+           'c7', 'c8', 'c9', 'rough', 'c10', 'c11', 'z1', 'z2', 'z3', 'z4', 'z5', 'z10']
 
 # %% ../nbs/60_claims.ipynb #02fabee5
 from collections.abc import Sequence
@@ -481,3 +481,77 @@ def c11(df:pd.DataFrame, # Of `cover.measure_cover`, one or several
     ok = '➖' if not raw or few else '❌' if any(o.p<.05 for o in raw) else '✅'
     return Verdict('C11', "Measured separability of random dichotomies follows Cover's curve", ok, "share of exact intervals that hold Cover's probability, and p of the worst point (Bonferroni): "
                    + '; '.join(f'{k} {100*o.inside:.0f}% of {o.points:.0f}, p={o.p:.2g}' for k,o in t.items()), int(df.trials.sum()), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #3051ab81
+def z1(df:pd.DataFrame, # From `stability.z1_evidence`
+       scale:str|None=None # At which it was made; default: as in `core.scale`
+      )->Verdict:
+    "Are the eigenvalues at zero those that the paper gives?"
+    double,more = df[df.n==2],df[df.n>2]
+    ok = len(double) and len(more) and df.equal.all() and df.max_error.max()<1e-9
+    said = '; '.join(f'{o.n} weights: {o.eigenvalues} ({"equal" if o.equal else "not equal"} to the formula)' for o in df.itertuples())
+    return Verdict('Z1', 'Near zero two weights have the eigenvalues η(−λ ± |B−y||A|), three have −ηλ only', '✅' if ok else '❌',
+                   f'derived symbolically: {said}; largest error at {int(df.draws.min())} random numbers {df.max_error.max():.1g}', int(df.draws.sum()), get_scale(scale))
+
+def z2(df:pd.DataFrame, # From `stability.z2_evidence`
+       scale:str|None=None # As in `z1`
+      )->Verdict:
+    "Does the simulated flow agree?"
+    ok = ['✅' if o.agree==1 and o.low>.95 else '❌' if o.high<1 and o.agree<1 else '➖' for o in df.itertuples()]
+    said = '; '.join(f'{o.weights} weights, {o.how}: {o.escaped} of {o.n} escape, {o.predicted} predicted, agreement {100*o.agree:.1f}% [{100*o.low:.1f}, {100*o.high:.1f}]' for o in df.itertuples())
+    return Verdict('Z2', 'In simulations, two weights leave zero if and only if |B−y||A| > λ, and three never do', worst(ok), said, int(df.n.sum()), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #fc5d16dc
+def _z3_of(g): # Runs of one network at their end → verdict, and how it is said
+    top,(rho,p) = g.wd.max(),stats.spearmanr(g.wd, g.share) if g.share.nunique()>1 else (0.,1.)
+    o = interval(100*(g[g.wd==top].set_index('seed').share-g[g.wd==0].set_index('seed').share))
+    ok = '✅' if rho>0 and p<.05 and o['lo']>0 else '❌' if rho<0 and p<.05 or o['hi']<0 or not g.share.any() else '➖'
+    each = ', '.join(f'{wd:g}: {100*h.share.mean():.1f}' for wd,h in g.groupby('wd'))
+    return ok,f'{g.model.iloc[0]} {ok} {each} (rank correlation {rho:.2f}, p={p:.1g}; {top:g} − none {_pm(o)})'
+
+def z3(df:pd.DataFrame, # From `stuck.label` of runs of `stuck.decays`
+       scale:str|None=None # As in `z1`
+      )->Verdict:
+    "Do frozen filters appear as weight decay grows?"
+    end = df[df.test_acc.notna()]
+    parts = [_z3_of(g) for _,g in end.groupby('model', sort=False)]
+    return Verdict('Z3', 'Frozen filters appear as weight decay grows, in ResNet18 and All-CNN', worst([v for v,_ in parts]),
+                   'filters frozen at the end, in %, by weight decay: ' + '; '.join(s for _,s in parts), end.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #116e760e
+def _returns(t, treatment): # `stuck.pair_table` → verdict, and how it is said
+    g = t[(t.treatment==treatment) & (t.wd>0)]
+    ends = g[g.epoch==g.epoch.max()].set_index(['wd','seed','layer']).norm/g[g.epoch==0].set_index(['wd','seed','layer']).norm
+    o = interval(np.log10(ends.clip(lower=1e-12)).groupby(['wd','seed']).mean())
+    return sign_verdict(-o['hi'], -o['lo']),f'{(ends<1).sum()} of {len(ends)} returned, norm × 10^{_pm(o, 2)}'
+
+def z4(t:pd.DataFrame, # From `stuck.pair_table`
+       scale:str|None=None # As in `z1`
+      )->Verdict:
+    "Do zeroed pairs stay zero, and do tiny ones return?"
+    zero = t[t.treatment=='zero'].norm.max()
+    (two,said2),(three,said3) = (_returns(t, k) for k in ('tiny','tiny3'))
+    ok = '❌' if zero>0 else two if two==three else '➖'
+    return Verdict('Z4', 'Row–column pairs that are set to zero stay there, and tiny ones return to zero', ok,
+                   f'largest norm of a zeroed pair {zero:g}; tiny rows and columns {two}: {said2}; tiny rows, normalizations and columns {three}: {said3}', t.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #8598b338
+def z5(df:pd.DataFrame, # Runs of `stuck.sparse`
+       scale:str|None=None # As in `z1`
+      )->Verdict:
+    "At equal sparsity, are mono-sparse networks better than doubly sparse ones, and these better than mutually frozen ones?"
+    d = df[df.kind!='none'].assign(test=100*df.test_acc)
+    o = {f'{a} − {b}':paired(d, a, b, 'test', 'kind', ['q','seed']) for a,b in (('mono','double'),('double','mutual'))}
+    level = d.groupby('q').sparsity_before.agg(['min','max'])
+    return Verdict('Z5', 'At equal sparsity: mono-sparse beats doubly sparse beats mutually frozen', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]),
+                   'test accuracy in points over pairs of level and seed: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()) + '; measured sparsity ' + ', '.join(f'{100*a:.0f}–{100*b:.0f}%' for a,b in level.to_numpy()), d.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #e978dd7a
+def z10(df:pd.DataFrame, # From `stuck.count_both`
+        scale:str='paper' # The network is the real one
+       )->Verdict:
+    "Does an ImageNet ResNet contain frozen weights?"
+    t = df[df.cutoff==.01].set_index('rule')
+    if not len(t): return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '➖', 'not counted at the cutoff 0.01', 0, scale)
+    said = '; '.join(f'by {k}: {int(o.frozen)} of {int(o.filters)} filters, {int(o.double)} double-frozen and {int(o.triple)} triple-frozen weights' for k,o in t.iterrows())
+    return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '✅' if t.frozen['rows and columns'] else '❌', f'one ResNet-50, cutoff 0.01, {said}', 1, scale)
