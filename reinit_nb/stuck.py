@@ -302,15 +302,16 @@ def onset(df:pd.DataFrame # From `label` of results of `decays`
     t = end.assign(first=first)[['exposure','share','first','train_acc','test_acc']].groupby(['model','wd'], sort=False)
     return t.mean().assign(runs=t.size(), with_frozen=t['first'].count()).reset_index()
 
-# %% ../nbs/58_stuck.ipynb #81eddc51
+# %% ../nbs/58_stuck.ipynb #93add4c2
 def pair_table(df:pd.DataFrame # Results of `pairs`
               )->pd.DataFrame: # wd, seed, epoch, layer, treatment, norm (of row and column, added), sigma (coupling, where computed)
     "Norms in the long form: one row per pair and look"
     d,layers = label(df),sorted(int(c[5:]) for c in df if c.startswith('zero_'))
     rows = []
     for l,t in product(layers, TREATMENTS):
-        source = dict(tiny='sigma', tiny3='offset').get(t)
-        rows.append(d[['wd','seed','epoch']].assign(layer=l, treatment=t, norm=d[f'{t}_{l}'], sigma=d[f'{source}_{l}'] if source else np.nan))
+        s = d[f'sigma_{l}']
+        sigma = dict(tiny=s, tiny3=s.where(s.isna(), 0.)).get(t, np.nan)   # three factors have no coupling
+        rows.append(d[['wd','seed','epoch']].assign(layer=l, treatment=t, norm=d[f'{t}_{l}'], sigma=sigma))
     return pd.concat(rows, ignore_index=True)
 
 def plot_pairs(t:pd.DataFrame # From `pair_table`
@@ -328,9 +329,10 @@ def plot_pairs(t:pd.DataFrame # From `pair_table`
     axs[0].set_ylabel('norm of row + column'); axs[0].legend(title='weight decay', fontsize=6, title_fontsize=6)
     return axs
 
-# %% ../nbs/58_stuck.ipynb #914cd6fc
+# %% ../nbs/58_stuck.ipynb #ffad1590
 def fates(t:pd.DataFrame, # From `pair_table`
-          near:float=.01 # A pair with a norm below this is near zero
+          near:float=.01, # A pair with a norm below this is near zero
+          more:float=1.1 # What has grown by this factor has grown
          )->pd.DataFrame: # wd, seed, layer, treatment, start, end, sigma, predicted, grew
     "Prediction and fate of every tiny pair, from one look with couplings to the next"
     rows = []
@@ -339,7 +341,7 @@ def fates(t:pd.DataFrame, # From `pair_table`
         for a,e in zip(looks.itertuples(), [*looks.epoch[1:], g.epoch.max()]):
             if not (a.norm<near and a.epoch<e): continue
             n = g.set_index('epoch').norm[e]
-            rows.append((*k, a.epoch, e, a.sigma, a.norm, n, a.sigma>k[0], n>a.norm))
+            rows.append((*k, a.epoch, e, a.sigma, a.norm, n, a.sigma>k[0], n>more*a.norm))
     return pd.DataFrame(rows, columns=['wd','seed','layer','treatment','start','end','sigma','norm','norm_end','predicted','grew'])
 
 # %% ../nbs/58_stuck.ipynb #aa342254

@@ -118,6 +118,7 @@ def test_fates_by_hand():
     f = stuck.fates(pd.DataFrame(rows)).set_index(['treatment','start'])
     assert list(f.index)==[('tiny',0),('tiny3',0),('tiny3',2)]                # at epoch 2 the first is no longer near zero
     assert f.predicted.tolist()==[True,False,True] and f.grew.tolist()==[True,False,False]
+    assert not stuck.fates(pd.DataFrame(rows).assign(norm=lambda o: .001+1e-5*o.epoch)).grew.any()     # less than a tenth is no growth
 
 # ---------------------------------------------------------------- sparsity
 
