@@ -8,7 +8,7 @@ __all__ = ['ACTS', 'INITS', 'BIASES', 'NETS', 'SIGNALS', 'OPTS', 'STARTS', 'LABE
            'fit', 'pretrain', 'relabel', 'fit_labels', 'tangent_kernel', 'velocity', 'stable_step', 'law', 'plot_law',
            'f4_evidence']
 
-# %% ../nbs/28_bandwidth.ipynb #4fd18988
+# %% ../nbs/28_bandwidth.ipynb #3c7f31f2
 import copy,itertools,math
 from collections.abc import Callable,Iterable,Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from torch.func import functional_call,jacrev,vmap
 from torch.nn import functional as F
 from .blocks import draw,each
 from .core import Recipe,ReinitError,Streams,check_choice,check_number
-from .flatness import _axes,_same_luck,batches,check_scores
+from .flatness import _axes,_same_luck,batches,check_scores,untouched
 from .models import named
 from .spectrum import Probe,WINDOWS,_compare,_frequencies,_pick,_rows,_target,coefficients,fourier,grid,spectra_of,values,window_weights
 from .vision import swapped
@@ -39,9 +39,10 @@ class CoordinateAct(nn.Module):
     def forward(self, z): return ACTS[self.act][0](z, self.a)
     def extra_repr(self): return f'{self.act}, a={self.a}'
 
-# %% ../nbs/28_bandwidth.ipynb #d80912b2
+# %% ../nbs/28_bandwidth.ipynb #d88c1d90
 INITS,BIASES = ('xavier','he','normal','siren'),('uniform','zero','normal')
 
+# %% ../nbs/28_bandwidth.ipynb #75f121ac
 @dataclass(frozen=True)
 class CoordinateNet(Recipe):
     "A fully connected network of a few coordinates"
@@ -64,9 +65,10 @@ class CoordinateNet(Recipe):
     @property
     def dims(self)->tuple: return (self.n_in, *[self.width]*self.depth, self.n_out)
 
-# %% ../nbs/28_bandwidth.ipynb #e1ccbc01
+# %% ../nbs/28_bandwidth.ipynb #62086b5f
 def _uniform(shape, r, g): return (2*torch.rand(*shape, generator=g)-1)*r
 
+# %% ../nbs/28_bandwidth.ipynb #3586eb21
 def coordinate_weights(net:CoordinateNet, # The network
                        seed:int=0 # Each layer draws from a fork of the `init` stream
                       )->list[tuple[Tensor,Tensor]]: # Weight and bias of each layer
@@ -81,12 +83,13 @@ def coordinate_weights(net:CoordinateNet, # The network
         found.append((w, b))
     return found
 
-# %% ../nbs/28_bandwidth.ipynb #22079955
+# %% ../nbs/28_bandwidth.ipynb #857c894c
 def _dense(w, b):
     with torch.device('meta'): m = nn.Linear(w.shape[1], w.shape[0])
     m.load_state_dict(dict(weight=w.detach().clone(), bias=b.detach().clone()), assign=True)
     return m.requires_grad_()
 
+# %% ../nbs/28_bandwidth.ipynb #1fe24c17
 def coordinate_net(net:CoordinateNet=CoordinateNet(), # The network
                    seed:int=0, # Of its weights
                    weights:Sequence|None=None # Weight and bias of each layer instead
@@ -96,7 +99,7 @@ def coordinate_net(net:CoordinateNet=CoordinateNet(), # The network
     parts = {f'block{l}':named(dense=_dense(*o), act=CoordinateAct(net.act, net.a)) for l,o in enumerate(ws[:-1], 1)}
     return named(**parts, head=named(dense=_dense(*ws[-1])))
 
-# %% ../nbs/28_bandwidth.ipynb #e4fc2fbd
+# %% ../nbs/28_bandwidth.ipynb #a27cce84
 NETS = {'relu':            CoordinateNet('relu'),
         'relu he':         CoordinateNet('relu', init='he'),
         'gaussian':        CoordinateNet('gaussian', .1),
@@ -105,6 +108,7 @@ NETS = {'relu':            CoordinateNet('relu'),
         'sine low':        CoordinateNet('sine', .2, 'normal', .03),
         'siren':           CoordinateNet('sine', 1/30, 'siren')}
 
+# %% ../nbs/28_bandwidth.ipynb #96e32fa0
 def net_named(name:str, # One of `NETS`
               **kwargs # Other fields of `CoordinateNet`
              )->CoordinateNet:
@@ -132,7 +136,7 @@ class CoordinateStack:
         self.a = torch.tensor([o.a for o in self.nets], dtype=dtype, device=device).view(-1, 1, 1)
     def __len__(self): return len(self.a)
 
-# %% ../nbs/28_bandwidth.ipynb #ab34fac6
+# %% ../nbs/28_bandwidth.ipynb #8fb1da9d
 def _forward(act, a, W, b, u):
     "Inputs and outputs of every activation, and what comes out; `u`: members × coordinates × points"
     zs,us,f = [],[u],ACTS[act][0]
@@ -141,6 +145,7 @@ def _forward(act, a, W, b, u):
         if l==len(W)-1: return zs,us,z
         zs.append(z); us.append(f(z, a))
 
+# %% ../nbs/28_bandwidth.ipynb #81cbc96e
 def _data(t, name, stack, size=None):
     "Points or targets as members × features × points"
     t = torch.as_tensor(t).to(stack.a.device, stack.a.dtype)
@@ -150,7 +155,7 @@ def _data(t, name, stack, size=None):
     if not t.isfinite().all(): raise ReinitError(f'{name} has values that are not finite')
     return t.transpose(1, 2).expand(len(stack), -1, -1)
 
-# %% ../nbs/28_bandwidth.ipynb #ad4275cb
+# %% ../nbs/28_bandwidth.ipynb #c738516c
 @patch
 def __call__(self:CoordinateStack,
              x:Tensor # Points × coordinates, the same for all, or with a leading dimension of members
@@ -158,6 +163,7 @@ def __call__(self:CoordinateStack,
     "What every member says"
     return _forward(self.act, self.a, self.W, self.b, _data(x, 'x', self, self.W[0].shape[2]))[2].transpose(1, 2)
 
+# %% ../nbs/28_bandwidth.ipynb #ecd47927
 @patch
 def member(self:CoordinateStack, m:int)->nn.Sequential:
     "Member `m` as an ordinary module with its own copy of the weights"
@@ -169,7 +175,7 @@ def spectra(self:CoordinateStack, probe:Probe, window:str='hann')->pd.DataFrame:
     "The spectrum of every member on a grid"
     return spectra_of(self(probe.points()), probe.unit, window, 'member')
 
-# %% ../nbs/28_bandwidth.ipynb #b9dbd828
+# %% ../nbs/28_bandwidth.ipynb #323ec1f7
 @dataclass(frozen=True)
 class Signal(Recipe):
     "A sum of sines"
@@ -182,6 +188,7 @@ class Signal(Recipe):
     def __call__(self, x:Tensor)->Tensor: # As `x`
         return sum((h*torch.sin(2*math.pi*f*x) for f,h in zip(self.freqs, self.heights)), torch.full_like(x, self.offset))
 
+# %% ../nbs/28_bandwidth.ipynb #634b39bd
 SIGNALS = {'two sines':  Signal((.2,.1), (3.,5.)),                                  # experiment 1: 3 sin(.4πx) + 5 sin(.2πx)
            'six sines':  Signal(tuple(5.*k for k in range(1, 7)), (1.,)*6),         # experiment 2: Σ sin(10πnx)
            'sine':       Signal((.5,), (1.,)),                                      # experiment 3: sin(πx)
@@ -197,7 +204,7 @@ def random_signals(k:int=20, # How many
     r = torch.rand(check_number('k', k, 1, integer=True), 2, 2, generator=Streams(seed).data, dtype=torch.float64)
     return [Signal(tuple((.01+.99*f).tolist()), tuple((1+9*h).tolist())) for f,h in r]
 
-# %% ../nbs/28_bandwidth.ipynb #1b41e103
+# %% ../nbs/28_bandwidth.ipynb #9523ae36
 def _sgd(P, lr):
     "Gradient descent: the learning rate is in `d` already"
     def update(l, d, u):
@@ -205,17 +212,20 @@ def _sgd(P, lr):
         P[1][l].sub_(d.sum(2, keepdim=True))
     return update,lr
 
-def _adam(P, lr, betas=(.9,.999), eps=1e-8):
-    "Adam, as torch's"
-    state,t = [[(torch.zeros_like(p), torch.zeros_like(p)) for p in ps] for ps in P],[0]
-    def move(p, g, m, v):
-        m.lerp_(g, 1-betas[0]); v.mul_(betas[1]).addcmul_(g, g, value=1-betas[1])
-        p.sub_(torch.div(m, (v/(1-betas[1]**t[0])).sqrt_().add_(eps)).mul_(lr/(1-betas[0]**t[0])))
+# %% ../nbs/28_bandwidth.ipynb #46ae5593
+def _adam(P, lr):
+    "torch's own Adam: each member is a group of parameters with its learning rate, and the gradients are written where it finds them"
+    G,groups = [[torch.empty_like(p) for p in ps] for ps in P],[]
+    for m,r in enumerate(lr.flatten().tolist()):
+        groups.append(dict(params=[p[m] for ps in P for p in ps], lr=r))
+        for p,g in zip(groups[-1]['params'], itertools.chain(*G)): p.grad = g[m]
+    opt = torch.optim.Adam(groups, fused=lr.device.type in ('cpu','cuda') or None)
     def update(l, d, u):
-        if l==len(P[0])-1: t[0] += 1   # the last layer comes first
-        move(P[0][l], torch.bmm(d, u.transpose(1, 2)), *state[0][l]); move(P[1][l], d.sum(2, keepdim=True), *state[1][l])
+        torch.bmm(d, u.transpose(1, 2), out=G[0][l]); torch.sum(d, 2, keepdim=True, out=G[1][l])
+        if not l: opt.step()   # the first layer comes last
     return update,torch.ones_like(lr)
 
+# %% ../nbs/28_bandwidth.ipynb #bc7a2c89
 OPTS = {'sgd':_sgd, 'adam':_adam}
 
 # %% ../nbs/28_bandwidth.ipynb #31553245
@@ -231,7 +241,7 @@ def _step(act, a, P, x, y, update, scale):
         if l: d = below.mul_(ACTS[act][1](zs[l-1], us[l], a))
     return r.square().mean((1,2))
 
-# %% ../nbs/28_bandwidth.ipynb #71b84734
+# %% ../nbs/28_bandwidth.ipynb #9359f0d4
 @dataclass
 class Record:
     "What was noted along the training of a stack"
@@ -240,13 +250,14 @@ class Record:
     seen:Tensor|None=None # Notes × members × points × outputs, in double precision
     probe:Probe|None=None # The grid that was looked at
 
+# %% ../nbs/28_bandwidth.ipynb #f1b2f44d
 def _checked_probe(r):
     if r.probe is None: raise ReinitError('probe was not given to fit: nothing was looked at')
     bad = sorted(set((~r.seen.isfinite()).flatten(2).any(2).any(0).nonzero().flatten().tolist()))
     if bad: raise ReinitError(f'members {bad[:5]} have diverged: look at the others, or train with a smaller lr')
     return r.probe
 
-# %% ../nbs/28_bandwidth.ipynb #661ffe75
+# %% ../nbs/28_bandwidth.ipynb #7e896e1f
 @patch
 def amplitudes(self:Record,
                freqs:Iterable[float], # In cycles per unit
@@ -263,6 +274,7 @@ def amplitudes(self:Record,
     return pd.DataFrame(dict(member=np.repeat(np.arange(M), N*K), step=np.tile(np.repeat(self.steps, K), M), frequency=np.tile(f, M*N),
                              **{k:v.expand(M, N, K).flatten() for k,v in cols.items()}))
 
+# %% ../nbs/28_bandwidth.ipynb #254ea7ed
 @patch
 def spectrogram(self:Record, window:str='hann')->pd.DataFrame: # Columns step, member, output, frequency, amplitude, energy
     "The whole spectrum of every member along training"
@@ -322,9 +334,10 @@ def _fit_part(stack, s, X, Y, rates, make, steps, at, probe):
     note()
     return torch.stack(losses),torch.stack(seen) if seen else None
 
-# %% ../nbs/28_bandwidth.ipynb #995406d6
+# %% ../nbs/28_bandwidth.ipynb #26c43cf5
 STARTS = {'random':None, 'high':SIGNALS['high'], 'high 3':SIGNALS['high 3'], 'dc':SIGNALS['dc']}
 
+# %% ../nbs/28_bandwidth.ipynb #70b522ba
 def pretrain(stack:CoordinateStack, # The networks, changed in place
              start:str|Signal='high', # One of `STARTS`, or any signal
              lo:float=-1., # Where the signal is sampled
@@ -342,9 +355,10 @@ def pretrain(stack:CoordinateStack, # The networks, changed in place
     if signal.freqs: _frequencies(signal.freqs, p)
     return fit(stack, p.points(), signal, steps, lr, opt, **kwargs)
 
-# %% ../nbs/28_bandwidth.ipynb #40ff80e4
+# %% ../nbs/28_bandwidth.ipynb #4468a77c
 LABELS = {'right':'as they are', 'random':'shuffled among the examples', 'swapped':'each class has the name of another', 'constant':'all the same'}
 
+# %% ../nbs/28_bandwidth.ipynb #c27746ef
 def relabel(y:Tensor, # Labels 0, 1, …
             how:str='random', # One of `LABELS`
             n_classes:int|None=None, # Default: as many as occur
@@ -358,13 +372,19 @@ def relabel(y:Tensor, # Labels 0, 1, …
     if how=='swapped': return torch.as_tensor(swapped(check_number('n_classes', c, 2, integer=True), g), device=y.device)[y]
     return y.clone() if how=='right' else torch.zeros_like(y)
 
-# %% ../nbs/28_bandwidth.ipynb #af1f0c03
+# %% ../nbs/28_bandwidth.ipynb #e42a76b2
+def _trained_list(model):
+    ps = [p for p in model.parameters() if p.requires_grad]
+    if not ps: raise ReinitError('model has no parameters to train. Unfreeze some')
+    return ps
+
 def _epoch(model, x, y, bs, opt, order):
     "One epoch of cross entropy"
     model.train()
     for i in order.split(bs):
         opt.zero_grad(); F.cross_entropy(model(x[i]), y[i]).backward(); opt.step()
 
+# %% ../nbs/28_bandwidth.ipynb #c0765c58
 @torch.no_grad()
 def _score(model, x, y, bs):
     "Mean loss and accuracy, evaluating"
@@ -373,7 +393,7 @@ def _score(model, x, y, bs):
     check_scores(out, y)
     return F.cross_entropy(out, y).item(),(out.argmax(1)==y).double().mean().item()
 
-# %% ../nbs/28_bandwidth.ipynb #e5942902
+# %% ../nbs/28_bandwidth.ipynb #0a5346b2
 def fit_labels(model:nn.Module, # A classifier, changed in place
                data, # The training sample, as in `batches`
                how:str='right', # One of `LABELS`
@@ -382,23 +402,27 @@ def fit_labels(model:nn.Module, # A classifier, changed in place
                lr:float=1e-3, # Of Adam
                bs:int=64, # Batch size; a last batch of one example is left out
                seed:int=0 # Of labels, order and dropout
-              )->pd.DataFrame: # One row per epoch: epoch, loss, accuracy, on the training sample with these labels
+              )->pd.DataFrame: # One row per epoch, from 0 (before): epoch, loss, accuracy, on the training sample with these labels
     "Train on right, random, swapped or constant labels, to full training accuracy"
     epochs,bs,lr = check_number('epochs', epochs, 1, integer=True),check_number('bs', bs, 1, integer=True),check_number('lr', lr, 0, lo_open=True)
-    p = next(model.parameters())
+    check_choice('how', how, LABELS)
+    p = next(iter(_trained_list(model)))
     x,y = (torch.cat(o).to(p.device) for o in zip(*batches(data)))
-    modes,rows,g = [(m, m.training) for m in model.modules()],[],Streams(seed).fork('order').data
-    with _same_luck():
-        check_scores(torch.as_tensor(model.eval()(x[:2])).detach(), y[:2])
-        torch.manual_seed(seed)
-        y,opt = relabel(y, how, model(x[:1]).shape[1], seed),torch.optim.Adam([q for q in model.parameters() if q.requires_grad], lr)
-        for e in range(epochs):
-            order = torch.randperm(len(x), generator=g).to(p.device)
-            _epoch(model, x, y, bs, opt, order[:-1] if len(x)%bs==1 and len(x)>1 else order)
-            rows.append((e+1, *_score(model, x, y, bs)))
-            if rows[-1][2]>=until: break
-    opt.zero_grad(set_to_none=True)
-    for m,t in modes: m.training = t
+    modes,g = [(m, m.training) for m in model.modules()],Streams(seed).fork('order').data
+    opt = torch.optim.Adam(_trained_list(model), lr)
+    try:
+        with _same_luck():
+            torch.manual_seed(seed)
+            _score(model, x, y, bs)             # raises for labels or outputs that do not fit, before anything is changed
+            y = relabel(y, how, model(x[:1]).shape[1], seed)
+            rows = [(0, *_score(model, x, y, bs))]
+            while len(rows)<=epochs and rows[-1][2]<until:
+                order = torch.randperm(len(x), generator=g).to(p.device)
+                _epoch(model, x, y, bs, opt, order[:-1] if len(x)%bs==1 and len(x)>1 else order)
+                rows.append((len(rows), *_score(model, x, y, bs)))
+    finally:
+        opt.zero_grad(set_to_none=True)
+        for m,t in modes: m.training = t
     return pd.DataFrame(rows, columns=['epoch','loss','accuracy'])
 
 # %% ../nbs/28_bandwidth.ipynb #34042e9f
@@ -435,7 +459,7 @@ def tangent_kernel(model:nn.Module, # Any model; measured in evaluation mode
     finally:
         for m,t in modes: m.training = t
 
-# %% ../nbs/28_bandwidth.ipynb #c13e3841
+# %% ../nbs/28_bandwidth.ipynb #a5a3d18b
 def velocity(model:nn.Module, # Any model
              x:Tensor, # Training inputs
              y:Tensor, # Training targets
@@ -444,10 +468,12 @@ def velocity(model:nn.Module, # Any model
              memory:int=2**27 # As in `tangent_kernel`
             )->Tensor: # Points × outputs
     "How fast the function changes under gradient flow, $-\\frac1n\\sum_iK(x,x_i)\\nabla c_i$"
-    out = model(x).detach().requires_grad_()
+    with untouched(model): out = model(x)
+    out.requires_grad_()
     dc = torch.autograd.grad(loss(out, y), out)[0].reshape(len(x), -1)   # 1/n is in it, as the loss is a mean
     return -torch.einsum('ijab,jb->ia', tangent_kernel(model, points, x, memory), dc)
 
+# %% ../nbs/28_bandwidth.ipynb #05f93acf
 def _descend(model, x, y, loss, h):
     "A copy of `model` after one step of gradient descent"
     new = copy.deepcopy(model)
@@ -469,11 +495,12 @@ def stable_step(model:nn.Module, # Any model
     if not top>0: raise ReinitError('model: its kernel is zero at the training points: no step changes what it says there')
     return len(x)/top
 
-# %% ../nbs/28_bandwidth.ipynb #c4998766
+# %% ../nbs/28_bandwidth.ipynb #d55e0ed9
 def _transform(g, window):
     "Lines × outputs × frequencies, complex, scaled to amplitudes; without frequency zero"
     return 2*fourier(g.transpose(1, 2), window)[1][...,1:]/window_weights(g.shape[1], window).sum()
 
+# %% ../nbs/28_bandwidth.ipynb #f867f780
 def law(model:nn.Module, # Any model
         data, # The training sample, one batch `(x, y)` or as in `batches`
         probe:Probe, # Lines, from `grid` or `lines`
@@ -486,6 +513,7 @@ def law(model:nn.Module, # Any model
     "Both sides of the weak spectral-bias law"
     check_choice('window', window, WINDOWS)
     hs = [check_number('steps', h, 0, lo_open=True) for h in steps]
+    if not isinstance(probe, Probe) or probe.dim!=1: raise ReinitError('probe should have lines: make one with grid or lines')
     m,x,y = _double(model, data)
     now = values(m, probe, outputs)        # also checks that the model takes these points
     v = _pick(velocity(m, x, y, probe.to(x.device, x.dtype).points(), loss, memory), outputs).cpu()
@@ -497,6 +525,7 @@ def law(model:nn.Module, # Any model
         return pd.DataFrame(dict(step=step, h=h, **_rows('line', *want.shape), frequency=f, predicted=want.abs().flatten(), measured=got.abs().flatten(), error=(got-want).abs().flatten()))
     return pd.concat([rows(h) for h in hs], ignore_index=True)
 
+# %% ../nbs/28_bandwidth.ipynb #c95a3a8c
 def _double(model, data):
     "A copy of the model that evaluates in double precision, with its data"
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module')
@@ -521,9 +550,10 @@ def plot_law(df:pd.DataFrame, # From `law`
     ax.legend(frameon=False, fontsize='small')
     return ax
 
-# %% ../nbs/28_bandwidth.ipynb #1206338e
+# %% ../nbs/28_bandwidth.ipynb #c1da97c5
 def _rms(o): return float(np.sqrt(np.mean(np.square(np.abs(o)))))
 
+# %% ../nbs/28_bandwidth.ipynb #bb2565da
 def _f4_row(net, seed, data, probe, steps, tol):
     "One network of `f4_evidence`"
     df = law(coordinate_net(net, seed), data, probe, steps)

@@ -41,7 +41,7 @@ class Probe:
     @property
     def size(self)->int: return len(self)*self.n**self.dim
 
-# %% ../nbs/27_spectrum.ipynb #3f693ec0
+# %% ../nbs/27_spectrum.ipynb #44be9e7f
 @patch
 def points(self:Probe,
            start:int=0, # First point
@@ -51,11 +51,12 @@ def points(self:Probe,
     i = torch.arange(start, self.size if stop is None else min(stop, self.size), device=self.origin.device)
     line,x = i//self.n**self.dim,None
     for k,a in enumerate(self.axes):
-        t = (i//self.n**(self.dim-1-k)%self.n)/self.n
-        step = a[line]*t.to(a.dtype).view(-1, *[1]*(a.ndim-1))
+        t = (i//self.n**(self.dim-1-k)%self.n).to(a.dtype)/self.n   # whole numbers divided by each other would be in single precision
+        step = a[line]*t.view(-1, *[1]*(a.ndim-1))
         x = self.origin[line]+step if x is None else x.add_(step)
     return x
 
+# %% ../nbs/27_spectrum.ipynb #56297225
 @patch
 def to(self:Probe, device=None, dtype=None)->'Probe':
     "The same probe elsewhere, or in another precision"
@@ -73,7 +74,7 @@ def grid(lo:float=-1., # Begin of each axis
     if not hi>lo: raise ReinitError(f'hi={hi} should be larger than lo={lo}: the grid has no length')
     return Probe(torch.full((1,dim), lo, dtype=torch.float64), (hi-lo)*torch.eye(dim, dtype=torch.float64)[:,None], n, hi-lo)
 
-# %% ../nbs/27_spectrum.ipynb #5ad91c5f
+# %% ../nbs/27_spectrum.ipynb #1c826bb6
 def _inputs(data):
     "All inputs, as one tensor"
     if isinstance(data, Tensor): x = data.as_subclass(Tensor)
@@ -81,6 +82,7 @@ def _inputs(data):
     if x.ndim<2 or not x.is_floating_point(): raise ReinitError(f'data: inputs of shape {tuple(x.shape)} and type {x.dtype} should be floating point numbers, a row per example')
     return x.detach()
 
+# %% ../nbs/27_spectrum.ipynb #1f396b13
 def _through(data, k, m, n, seed):
     "A probe through `k` examples at a time"
     x,m = _inputs(data),check_number('m', m, 1, integer=True)
@@ -89,7 +91,7 @@ def _through(data, k, m, n, seed):
     i = torch.stack([torch.randperm(len(x), generator=g)[:k] for _ in range(m)]).to(x.device)
     return Probe(x[i[:,0]], torch.stack([x[i[:,j]]-x[i[:,0]] for j in range(1, k)]), n)
 
-# %% ../nbs/27_spectrum.ipynb #6b268309
+# %% ../nbs/27_spectrum.ipynb #ddd06d40
 def lines(data, # Inputs, or as in `batches`
           m:int=64, # Lines
           n:int=256, # Points on each
@@ -98,6 +100,7 @@ def lines(data, # Inputs, or as in `batches`
     "Lines between two random examples"
     return _through(data, 2, m, n, seed)
 
+# %% ../nbs/27_spectrum.ipynb #0065b16b
 def planes(data, # Inputs, or as in `batches`
            m:int=8, # Planes
            n:int=32, # Points along each side
@@ -106,13 +109,14 @@ def planes(data, # Inputs, or as in `batches`
     "Planes through three random examples"
     return _through(data, 3, m, n, seed)
 
-# %% ../nbs/27_spectrum.ipynb #046c507e
+# %% ../nbs/27_spectrum.ipynb #c68ff0af
 def _home(model):
     "Device and floating type of a model; for one without parameters, of the CPU in double precision"
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
     t = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.zeros((), dtype=torch.float64))
     return t.device,t.dtype
 
+# %% ../nbs/27_spectrum.ipynb #a912f749
 def _pick(out, outputs):
     "Points × chosen outputs"
     out = out.reshape(len(out), -1)
@@ -121,7 +125,7 @@ def _pick(out, outputs):
     if isinstance(outputs, str): check_choice('outputs', outputs, ['mean','each'])
     return out[:,[check_number('outputs', outputs, 0, out.shape[1]-1, integer=True)]]
 
-# %% ../nbs/27_spectrum.ipynb #de05bca3
+# %% ../nbs/27_spectrum.ipynb #0bdfa6b4
 def _run(model, x, outputs):
     "Chosen outputs for some points; `probe` is what the user gave"
     try: out = model(x)
@@ -129,11 +133,19 @@ def _run(model, x, outputs):
     if not isinstance(out, Tensor) or not out.ndim or len(out)!=len(x): raise ReinitError(f'model: its output is {tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}, and should be a tensor with a row for each of {len(x)} points')
     return _pick(out.as_subclass(Tensor), outputs)
 
+# %% ../nbs/27_spectrum.ipynb #b7ce8cd6
+def _layout(model, x):
+    "The memory format in which `model` is asked: pixels of all channels together are faster for convolutions, but not every model takes them"
+    if x.ndim!=4 or not any(isinstance(m, nn.Conv2d) for m in model.modules()): return torch.contiguous_format
+    try: model(x[:1].contiguous(memory_format=torch.channels_last))
+    except RuntimeError: return torch.contiguous_format
+    return torch.channels_last
+
 def _batch_size(bs, shape):
     "Points that go through the model at once: about a megabyte, unless told otherwise"
     return min(4096, max(16, 2**18//max(1, math.prod(shape)))) if bs is None else check_number('bs', bs, 1, integer=True)
 
-# %% ../nbs/27_spectrum.ipynb #aa329aa1
+# %% ../nbs/27_spectrum.ipynb #3d8d018f
 def values(model:nn.Module, # Any model
            probe:Probe, # Where to look, from `grid`, `lines` or `planes`
            outputs:str|int='mean', # `mean` over all outputs, `each`, or the number of one
@@ -144,13 +156,14 @@ def values(model:nn.Module, # Any model
     device,dtype = _home(model)
     bs,p,found = _batch_size(bs, probe.origin.shape[1:]),probe.to(device, dtype),[]
     with untouched(model):
-        for i in range(0, p.size, bs): found.append(_run(model, p.points(i, i+bs), outputs).cpu().double())
+        layout = _layout(model, p.points(0, 1))
+        for i in range(0, p.size, bs): found.append(_run(model, p.points(i, i+bs).contiguous(memory_format=layout), outputs).cpu().double())
     g = torch.cat(found)
     bad = int((~g.isfinite()).any(1).sum())
     if bad: raise ReinitError(f'model: {bad} of {len(g)} outputs are not finite: look at a model that has not diverged')
     return g.view(len(p), *[p.n]*p.dim, -1)
 
-# %% ../nbs/27_spectrum.ipynb #d9cb4418
+# %% ../nbs/27_spectrum.ipynb #eea091a6
 WINDOWS = {'hann': lambda n: torch.hann_window(n, periodic=True, dtype=torch.float64), 'none': lambda n: torch.ones(n, dtype=torch.float64)}
 
 def window_weights(n:int, # Points along an axis
@@ -161,6 +174,7 @@ def window_weights(n:int, # Points along an axis
     w = WINDOWS[check_choice('window', window, WINDOWS)](n)
     return w if dim==1 else w[:,None]*w
 
+# %% ../nbs/27_spectrum.ipynb #dc662429
 def fourier(g:Tensor, # Values, in the last `dim` dimensions; any before
             window:str='hann', # One of `WINDOWS`
             dim:int=1 # 1: half of the frequencies, as the others follow; 2: all of them
@@ -170,7 +184,7 @@ def fourier(g:Tensor, # Values, in the last `dim` dimensions; any before
     h = window_weights(g.shape[-1], window, dim).to(g.device)*(g-mean)
     return mean,torch.fft.rfft(h) if dim==1 else torch.fft.fft2(h)
 
-# %% ../nbs/27_spectrum.ipynb #0c8e44b1
+# %% ../nbs/27_spectrum.ipynb #d015634a
 def _sides(n):
     "How many frequencies, positive and negative, each of the half spectrum stands for"
     c = torch.full((n//2+1,), 2., dtype=torch.float64)
@@ -178,6 +192,7 @@ def _sides(n):
     if n%2==0: c[-1] = 1
     return c
 
+# %% ../nbs/27_spectrum.ipynb #85907675
 def energies(g:Tensor, window:str='hann', dim:int=1)->Tensor: # As the transform: n/2+1 frequencies, or n × n
     "Energy of each frequency; the sum is the mean square of `g`, weighted by the window around its mean"
     n,(mean,F) = g.shape[-1],fourier(g, window, dim)
@@ -186,17 +201,19 @@ def energies(g:Tensor, window:str='hann', dim:int=1)->Tensor: # As the transform
     E[(...,*[0]*dim)] += mean[(...,*[0]*dim)].square()
     return E
 
+# %% ../nbs/27_spectrum.ipynb #b9f5b3bc
 def amplitudes_of(g:Tensor, window:str='hann')->Tensor: # n/2+1 frequencies
     "Height of the sine of each frequency, along the last dimension of `g`"
     mean,F = fourier(g, window)
     A = _sides(g.shape[-1])*F.abs()/window_weights(g.shape[-1], window).sum()
     return torch.cat([mean.abs(), A[...,1:]], -1)
 
-# %% ../nbs/27_spectrum.ipynb #5578d382
+# %% ../nbs/27_spectrum.ipynb #cd07e651
 def _rows(first, m, o, K):
     "Columns that tell lines and outputs apart, for an array m × o × K"
     return {first:np.repeat(np.arange(m), o*K), 'output':np.tile(np.repeat(np.arange(o), K), m)}
 
+# %% ../nbs/27_spectrum.ipynb #4faad396
 def spectra_of(g:Tensor, # Lines × n × outputs, as from `values`
                unit:float=1., # Length of a line, as in `Probe`
                window:str='hann', # One of `WINDOWS`
@@ -207,6 +224,7 @@ def spectra_of(g:Tensor, # Lines × n × outputs, as from `values`
     f = np.tile(np.arange(n//2+1)/unit, h.shape[0]*h.shape[1])
     return pd.DataFrame(dict(_rows(first, *h.shape[:2], n//2+1), frequency=f, amplitude=amplitudes_of(h, window).flatten(), energy=energies(h, window).flatten()))
 
+# %% ../nbs/27_spectrum.ipynb #a54b33c7
 def _plane_spectra(g, unit, window):
     "The same in planes: columns plane, output, fx, fy, energy"
     h,n = g.movedim(-1, 1),g.shape[1]
@@ -236,7 +254,7 @@ def radial(df:pd.DataFrame # From `spectrum` in planes
     by = [c for c in df if c not in ('fx','fy','energy')]
     return df.assign(frequency=f).groupby([*by,'frequency'], sort=False).energy.sum().reset_index().sort_values([*by,'frequency'], ignore_index=True)
 
-# %% ../nbs/27_spectrum.ipynb #d6665caf
+# %% ../nbs/27_spectrum.ipynb #a044b545
 _MEASURED = ('frequency','fx','fy','amplitude','energy')
 
 def _width(f, E, share):
@@ -247,6 +265,7 @@ def _width(f, E, share):
     if not total>0: return math.nan,math.nan,0.
     return (f*E).sum()/total,f[min(len(f)-1, np.searchsorted(np.cumsum(E), share*total*(1-1e-12)))],total
 
+# %% ../nbs/27_spectrum.ipynb #5fb6adbd
 def bandwidth(df:pd.DataFrame, # From `spectrum`; further columns are kept apart
               share:float=.95 # Of the energy, below the edge
              )->pd.DataFrame: # One row per spectrum: its other columns, centroid, edge, energy
@@ -269,7 +288,7 @@ def average(df:pd.DataFrame, # From `spectrum`
     df = df.groupby(by, sort=False)[[c for c in ('amplitude','energy') if c in df]].mean().reset_index()
     return df.assign(**({'amplitude':df.amplitude**.5} if 'amplitude' in df else {}))
 
-# %% ../nbs/27_spectrum.ipynb #e48aecb6
+# %% ../nbs/27_spectrum.ipynb #887c1c92
 def plot_spectra(df:pd.DataFrame, # From `spectrum`; planes are shown by `radial`
                  by:str|None=None, # A line for each value of this column; default: one line
                  y:str='energy', # Or `amplitude`
@@ -286,6 +305,7 @@ def plot_spectra(df:pd.DataFrame, # From `spectrum`; planes are shown by `radial
     if by is not None: ax.legend(frameon=False, title=by, fontsize='small')
     return ax
 
+# %% ../nbs/27_spectrum.ipynb #615bd3d5
 def plot_plane(df:pd.DataFrame, # From `spectrum` in planes
                ax=None # Where to draw
               ): # Axes
@@ -317,7 +337,7 @@ def input_gradients(model:nn.Module, # Any model
     if not g.isfinite().all(): raise ReinitError(f'model: gradients of {int((~g.isfinite()).flatten(1).any(1).sum())} of {len(g)} examples are not finite: look at a model that has not diverged')
     return g
 
-# %% ../nbs/27_spectrum.ipynb #c875ee7b
+# %% ../nbs/27_spectrum.ipynb #ffc87837
 def gradient_histogram(model:nn.Module, # Any model
                        data, # Inputs, or as in `batches`
                        bins:int=81, # Of equal width
@@ -331,6 +351,7 @@ def gradient_histogram(model:nn.Module, # Any model
     count,edges = np.histogram(g, bins, (-span,span))
     return pd.DataFrame(dict(gradient=(edges[1:]+edges[:-1])/2, density=count/len(g)/np.diff(edges), count=count))
 
+# %% ../nbs/27_spectrum.ipynb #483c3b15
 def gradient_width(model:nn.Module, data, outputs:str|int='mean', bs:int|None=None)->pd.DataFrame: # One row: rms, median, q99 (of absolute values), norm (mean over examples), examples
     "How wide the histogram of the input gradients is"
     G = input_gradients(model, data, outputs, bs).double().flatten(1)
@@ -350,15 +371,18 @@ def plot_gradients(df:pd.DataFrame, # From `gradient_histogram`
     if by is not None: ax.legend(frameon=False, fontsize='small')
     return ax
 
-# %% ../nbs/27_spectrum.ipynb #05350ef5
+# %% ../nbs/27_spectrum.ipynb #a108ab71
 def _frequencies(freqs, probe):
     "Checked frequencies for the lines of `probe`"
-    f = np.atleast_1d(np.asarray(freqs.tolist() if isinstance(freqs, Tensor) else freqs if np.ndim(freqs) else [freqs], dtype=float))
+    if isinstance(freqs, Tensor): freqs = freqs.flatten().tolist()
+    try: f = np.array([float(o) for o in (freqs if isinstance(freqs, Iterable) else [freqs])])
+    except (TypeError, ValueError): raise ReinitError(f'freqs={freqs!r} should be numbers') from None
     if not len(f) or not (np.isfinite(f) & (f>=0)).all(): raise ReinitError(f'freqs={f.tolist()} should be one or more finite numbers >= 0')
     if probe.dim!=1: raise ReinitError('probe: chosen frequencies are measured along lines, and this one has planes')
     if 2*f.max()*probe.unit>=probe.n: raise ReinitError(f'freqs: {f.max():g} is too high for n={probe.n} points over a length of {probe.unit:g}, which tell frequencies apart below {probe.n/2/probe.unit:g}: give n >= {int(2*f.max()*probe.unit)+1}')
     return torch.tensor(f)
 
+# %% ../nbs/27_spectrum.ipynb #8ef7647c
 def coefficients(g:Tensor, # Values along lines, in the last dimension
                  freqs:Iterable[float], # In cycles per unit
                  unit:float=1., # Length of the lines
@@ -370,7 +394,7 @@ def coefficients(g:Tensor, # Values along lines, in the last dimension
     c = ((w*(g-mean)).to(torch.complex128) @ torch.exp(-2j*math.pi*unit/n*torch.outer(torch.arange(n, dtype=torch.float64), f)))*(2/w.sum())
     return torch.where(f==0, mean.to(c.dtype), c)
 
-# %% ../nbs/27_spectrum.ipynb #42aaacd2
+# %% ../nbs/27_spectrum.ipynb #b0eb0bd7
 def _target(target, probe):
     "Values of the target at the points of the probe, lines × n × outputs"
     if target is None: return None
@@ -382,6 +406,7 @@ def _target(target, probe):
     if (y-y.mean(1, keepdim=True)).abs().max()<=1e-12*y.abs().max().clamp_min(1e-300): raise ReinitError('target is constant: it has no spectrum to be relative to. Leave it out, or give one that changes')
     return y
 
+# %% ../nbs/27_spectrum.ipynb #c1ea5d76
 def _compare(c, c_target):
     "Amplitude over all lines and outputs; with a target also its amplitude and the relative error. `c`: lines × outputs × frequencies"
     def rms(o): return o.abs().square().mean((0,1)).sqrt()
@@ -404,7 +429,7 @@ def amplitudes(model:nn.Module, # Any model
     def at(g): return coefficients(g.transpose(1, 2), f, probe.unit, window)
     return pd.DataFrame(dict(frequency=f, **_compare(at(values(model, probe, outputs, bs)), None if y is None else at(y))))
 
-# %% ../nbs/27_spectrum.ipynb #729de04c
+# %% ../nbs/27_spectrum.ipynb #537724dd
 class SpectrumCallback(Callback):
     "Note the spectrum of the model's function along training"
     order,run_valid = 70,False
@@ -419,14 +444,14 @@ class SpectrumCallback(Callback):
                 ):
         if not isinstance(probe, Probe) or probe.dim!=1: raise ReinitError('probe should have lines: make one with grid or lines')
         self.probe,self.every = probe,check_number('every', every, 1, integer=True)
-        self.freqs = _frequencies(freqs, probe) if len(freqs) else torch.zeros(0, dtype=torch.float64)
+        self.freqs = torch.zeros(0, dtype=torch.float64) if isinstance(freqs, (tuple,list)) and not freqs else _frequencies(freqs, probe)
         self.window,self.outputs,self.bs = check_choice('window', window, WINDOWS),outputs,bs
         self.wanted = None if target is None else self.at(_target(target, probe))
         self.at_step,self.notes = 0,[]
 
     def at(self, g): return coefficients(g.transpose(1, 2), self.freqs, self.probe.unit, self.window)
 
-# %% ../nbs/27_spectrum.ipynb #da3ce6ad
+# %% ../nbs/27_spectrum.ipynb #d95bbfb7
 @patch
 def note(self:SpectrumCallback):
     "Note the spectrum of now"
@@ -435,6 +460,7 @@ def note(self:SpectrumCallback):
     A = amplitudes_of(g.transpose(1, 2), self.window).square().mean((0,1)).sqrt()
     self.notes.append(dict(step=self.at_step, chosen=_compare(self.at(g), self.wanted) if len(self.freqs) else {}, energy=E, amplitude=A))
 
+# %% ../nbs/27_spectrum.ipynb #c277e90e
 @patch
 def before_batch(self:SpectrumCallback):
     if not self.training or hasattr(self.learn, 'lr_finder'): return
@@ -447,7 +473,7 @@ def after_batch(self:SpectrumCallback):
     self.at_step += 1
     if self.at_step%self.every==0: self.note()
 
-# %% ../nbs/27_spectrum.ipynb #17df8d8e
+# %% ../nbs/27_spectrum.ipynb #eb176f49
 @patch(as_prop=True)
 def df(self:SpectrumCallback)->pd.DataFrame: # Columns step, frequency, amplitude; with a target also target, error
     "Amplitudes of the chosen frequencies, step by step"
@@ -455,6 +481,7 @@ def df(self:SpectrumCallback)->pd.DataFrame: # Columns step, frequency, amplitud
     parts = [pd.DataFrame(dict(step=o['step'], frequency=self.freqs, **o['chosen'])) for o in self.notes]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=['step','frequency','amplitude'])
 
+# %% ../nbs/27_spectrum.ipynb #e46ba378
 @patch(as_prop=True)
 def spectrogram(self:SpectrumCallback)->pd.DataFrame: # Columns step, frequency, amplitude, energy
     "The mean spectrum over all lines, step by step"
@@ -467,12 +494,13 @@ def name(self:SpectrumCallback):
     # fastai deletes the attribute by this name when it removes a callback; with notes it stays readable as `learn.spectrum`
     return '' if self.learn is None and self.notes else Callback.name.fget(self)
 
-# %% ../nbs/27_spectrum.ipynb #ff9b5bf2
+# %% ../nbs/27_spectrum.ipynb #48735088
 def _settled(step, error, tol):
     "First of the steps from which on `error` stays at or below `tol`"
     late = np.flatnonzero(~(error<=tol))
     return step[0] if not len(late) else step[late[-1]+1] if late[-1]+1<len(step) else math.nan
 
+# %% ../nbs/27_spectrum.ipynb #24575f45
 def convergence(df:pd.DataFrame, # From `SpectrumCallback.df`, with a target; further columns are kept apart
                 tol:float=.1 # Relative error
                )->pd.DataFrame: # One row per frequency: its other columns, frequency, step
@@ -483,7 +511,7 @@ def convergence(df:pd.DataFrame, # From `SpectrumCallback.df`, with a target; fu
     rows = [(*k, _settled(g.step.to_numpy(), g.error.to_numpy(), tol)) for k,g in df.sort_values('step', kind='stable').groupby(by, sort=False)]
     return pd.DataFrame(rows, columns=[*by,'step']).sort_values(by, ignore_index=True)
 
-# %% ../nbs/27_spectrum.ipynb #74e0e0a7
+# %% ../nbs/27_spectrum.ipynb #a36730b5
 def plot_amplitudes(df:pd.DataFrame, # From `SpectrumCallback.df`
                     y:str|None=None, # `amplitude` or `error`; default: error, if there is one
                     ax=None # Where to draw
@@ -499,6 +527,7 @@ def plot_amplitudes(df:pd.DataFrame, # From `SpectrumCallback.df`
     if len(fs)<=12: ax.legend(frameon=False, title='frequency', fontsize='x-small', title_fontsize='small')
     return ax
 
+# %% ../nbs/27_spectrum.ipynb #2441a9f3
 def plot_convergence(df:pd.DataFrame, # From `convergence`
                      by:str|None=None, # A line for each value of this column
                      ax=None # Where to draw

@@ -86,6 +86,11 @@ def test_against_numpy_at_odd_and_even():
         for k in range(1, n//2+1): assert np.isclose(E[k], ref[k]+(ref[n-k] if k != n-k else 0))
         assert np.isclose(E[0], ref[0])
 
+def test_frequencies_may_come_as_anything():
+    net,p = nn.Linear(1, 1),sp.grid(n=32)
+    for f in (2, [2], (2.,), np.array([2]), torch.tensor([2.]), (o for o in [2]), range(2, 3)): assert sp.amplitudes(net, p, f).frequency.tolist() == [2.]
+    assert sp.SpectrumCallback(p, 2).freqs.tolist() == [2.] and not len(sp.SpectrumCallback(p).freqs)
+
 def test_off_grid_frequencies_and_their_sum():
     p,f = sp.grid(0, 2, 256),[.3, 2.71]
     g = sp.values(Formula(lambda x: torch.sin(2*pi*2.71*x)), p)
@@ -343,6 +348,14 @@ def test_error_of_the_law_falls_with_the_step(name):
     assert all(torch.equal(v, before[k]) for k,v in net.state_dict().items()) and next(net.parameters()).dtype == torch.float32
     assert (df.h/df.step).nunique() <= 3 and np.isclose((df.h/df.step).min(), (df.h/df.step).max())
 
+def test_velocity_and_kernel_leave_the_model_as_found():
+    net = small().train()
+    state,luck = copy.deepcopy(net.state_dict()),torch.get_rng_state()
+    x = images(6)
+    v = bw.velocity(net, x, torch.zeros(6, 5), x)
+    assert net.training and net[2].training and torch.equal(luck, torch.get_rng_state()) and all(p.grad is None for p in net.parameters())
+    assert all(torch.equal(o, state[k]) for k,o in net.state_dict().items()) and v.shape == (6, 5)
+
 def test_frozen_layers_do_not_count():
     net = bw.coordinate_net(bw.CoordinateNet(width=8, depth=2), 0).double()
     x = torch.linspace(-1, 1, 5, dtype=torch.float64)[:,None]
@@ -382,7 +395,7 @@ def test_kernel_of_a_4x256_network_stays_within_memory():
 
 net1 = nn.Linear(1, 1)
 wrong = [
-    (lambda: sp.grid(2, 1), r'hi=1.0 should be larger than lo=2'), (lambda: sp.grid(n=1), 'n=1'), (lambda: sp.grid(dim=3), 'dim=3'), (lambda: sp.grid(math.nan), 'lo=nan'),
+    (lambda: sp.grid(2, 1), r'hi=1 should be larger than lo=2'), (lambda: sp.grid(n=1), 'n=1'), (lambda: sp.grid(dim=3), 'dim=3'), (lambda: sp.grid(math.nan), 'lo=nan'),
     (lambda: sp.values(nn.Linear(3, 1), sp.grid()), r'probe: Linear does not run on points of shape \(1,\)'),
     (lambda: sp.values(model('scnn'), sp.lines(images(), 2, 8)), 'probe: Sequential does not run on points of shape'),
     (lambda: sp.spectrum(Formula(lambda x: x/0), sp.grid()), r'model: \d+ of 512 outputs are not finite'),
@@ -391,7 +404,7 @@ wrong = [
     (lambda: sp.lines(torch.zeros(4, 2)), 'axes: 64 of 64 lines have no length'), (lambda: sp.planes(images(2)), 'data: 2 examples'), (lambda: sp.lines(images(), m=0), 'm=0'),
     (lambda: sp.lines(torch.full((4, 2), math.nan)), 'finite'), (lambda: sp.lines('x'), 'data'),
     (lambda: sp.amplitudes(net1, sp.grid(n=32), [8]), r'freqs: 8 is too high for n=32 points over a length of 2.*give n >= 33'),
-    (lambda: sp.amplitudes(net1, sp.grid(), [-1]), 'freqs'), (lambda: sp.amplitudes(net1, sp.grid(), []), 'freqs'), (lambda: sp.amplitudes(nn.Linear(2, 1), sp.grid(n=8, dim=2), [1]), 'planes'),
+    (lambda: sp.amplitudes(net1, sp.grid(), [-1]), 'freqs'), (lambda: sp.amplitudes(net1, sp.grid(), []), 'freqs'), (lambda: sp.amplitudes(net1, sp.grid(), 'ab'), 'freqs'), (lambda: bw.law(nn.Linear(2, 1), (torch.zeros(2, 2), torch.zeros(2, 1)), sp.grid(dim=2)), 'probe should have lines'), (lambda: sp.amplitudes(nn.Linear(2, 1), sp.grid(n=8, dim=2), [1]), 'planes'),
     (lambda: sp.amplitudes(net1, sp.grid(), [1], target=lambda x: x*0+3), 'target is constant'), (lambda: sp.amplitudes(net1, sp.grid(), [1], target=lambda x: x/0), 'target has values that are not finite'),
     (lambda: sp.spectrum(net1, sp.grid(), window='box'), 'window'), (lambda: sp.values(net1, sp.grid(), bs=0), 'bs=0'),
     (lambda: sp.gradient_histogram(net1, images(3, (1,)), span=0), 'span=0'), (lambda: sp.plot_spectra(sp.spectrum(net1, sp.grid()), by='nte'), 'by'),
