@@ -757,7 +757,7 @@ def units(model:nn.Module, # Any network
     rows = [_unit_row(w, p, feats[reads[p.name].name]) for p in w.layers if p.name in reads]
     return pd.DataFrame(rows, columns=['layer','units','dead','dead_share','rank','srank'])
 
-# %% ../nbs/23_frozen.ipynb #6f47f3d8
+# %% ../nbs/23_frozen.ipynb #9ccf2502
 class MutuallyFrozenCallback(Callback):
     "Count mutually frozen weights before training and after every epoch"
     order,run_valid = 60,False
@@ -768,17 +768,14 @@ class MutuallyFrozenCallback(Callback):
                  every:int=1 # Epochs between two counts
                 ):
         self.cutoff,self.bias,self.pairs = check_number('cutoff', cutoff, 0, lo_open=True),bias,pairs
-        self.every,self.counts,self.traced = check_number('every', every, 1, integer=True),[],None
+        self.every,self.counts,self.traced,self.example = check_number('every', every, 1, integer=True),[],None,()
 
     def before_train(self):
         if self.epoch==0 and not hasattr(self.learn, 'lr_finder'): self.counts,self.traced = [],None
 
     def before_batch(self):
         if self.traced is not None or not self.learn.training or hasattr(self.learn, 'lr_finder'): return
-        net = _unwrapped(self.learn.model)
-        traced = wiring(net, tuple(self.learn.xb), self.pairs)
-        _check_countable(net, traced)
-        self.traced = traced
+        self.trace(tuple(self.learn.xb))
         if not self.counts: self.note(self.epoch)   # none yet: training was not taken up from a checkpoint
 
     def after_train(self):
@@ -793,7 +790,15 @@ def _unwrapped(model):
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)): model = model.module
         else: return model
 
-# %% ../nbs/23_frozen.ipynb #393cc6b1
+# %% ../nbs/23_frozen.ipynb #d5fe20c3
+@patch
+def trace(self:MutuallyFrozenCallback, xb:tuple):
+    "Find out which layer reads which, with a batch"
+    net = _unwrapped(self.learn.model)
+    traced = wiring(net, xb, self.pairs)
+    _check_countable(net, traced)
+    self.traced,self.example = traced,[x[:1] for x in xb]
+
 @patch
 def note(self:MutuallyFrozenCallback, epoch:int):
     "Count now"
@@ -811,12 +816,14 @@ def totals(self:MutuallyFrozenCallback)->pd.DataFrame: # One row per epoch
     "Counts of the whole network"
     return pd.concat([frozen_totals(o).assign(epoch=o.epoch[0]) for o in self.counts], ignore_index=True) if self.counts else pd.DataFrame()
 
-# %% ../nbs/23_frozen.ipynb #42e53e0c
+# %% ../nbs/23_frozen.ipynb #745477e4
 @patch
-def state_dict(self:MutuallyFrozenCallback)->dict: return dict(counts=[o.to_dict('list') for o in self.counts])
+def state_dict(self:MutuallyFrozenCallback)->dict: return dict(counts=[o.to_dict('list') for o in self.counts], example=list(self.example))
 
 @patch
-def load_state_dict(self:MutuallyFrozenCallback, state:dict): self.counts = [pd.DataFrame(o) for o in state['counts']]
+def load_state_dict(self:MutuallyFrozenCallback, state:dict):
+    self.counts = [pd.DataFrame(o) for o in state['counts']]
+    if state['example']: self.trace(tuple(state['example']))   # an epoch may have no batch left
 
 # %% ../nbs/23_frozen.ipynb #6bc56b81
 @patch

@@ -74,7 +74,7 @@ def test_treatments_touch_what_they_should():
     links = stuck.chains(b, X)
     stuck.treat(b, links, 1e-4, seed=3)
     for x,n,y in links:
-        w0,w1,c0,c1,g = (m.get_submodule(k).weight for m,k in ((a,x),(b,x),(a,y),(b,y),(b,n)))
+        w0,w1,c0,c1,g = (m.get_submodule(k).weight.detach() for m,k in ((a,x),(b,x),(a,y),(b,y),(b,n)))
         assert (w1[1]==0).all() and (c1[:,1]==0).all()
         assert 0<w1[2].norm()<.01 and 0<c1[:,2].norm()<.01 and g[2]==1 and g[3]==pytest.approx(1e-4)
     assert torch.equal(a.block1.conv.weight[4:], b.block1.conv.weight[4:])
@@ -169,10 +169,10 @@ def test_divergence_is_said():
 
 def test_two_counts_of_a_network_with_a_known_pair():
     m = net(1/16)
-    with torch.no_grad(): m.block4.conv.weight[2] = 0; m.block5.conv.weight[:,2] = 0
+    with torch.no_grad(): m.block4.conv.weight[2] = 0; m.block4.conv.bias[2] = 0; m.block5.conv.weight[:,2] = 0
     t = stuck.count_both(m, (1e-2,), X).set_index('rule')
     assert t.frozen['rows and columns']==1 and t.frozen['normalization and columns']==0
-    assert t.double['rows and columns']==m.block4.conv.weight[2].numel()+m.block5.conv.weight[:,2].numel()
+    assert t.double['rows and columns']==m.block4.conv.weight[2].numel()+1+m.block5.conv.weight[:,2].numel()     # and a bias
 
 # ---------------------------------------------------------------- published
 
