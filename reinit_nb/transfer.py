@@ -82,7 +82,7 @@ def matching_heat(steps:int=14, # Of an epoch
     how = Learn(lr=.05, decay=.95, wd=.001, epochs=200)
     return dose(how, int(.9*50_000)//BATCH)/dose(how.replace(epochs=epochs), steps)
 
-# %% ../nbs/59_transfer.ipynb #a95c3f72
+# %% ../nbs/59_transfer.ipynb #f3ae44ad
 def thin_how(how:Learn, # The paper's
              scale:str|None=None, # `smoke` or `laptop`
              **kw # Changes
@@ -96,7 +96,7 @@ def thin_task(task:Task, # The paper's
     "The same with few small images; at smoke scale always of digits"
     if get_scale(scale)=='smoke': task = task.replace(dataset='digits', classes=None, size=None)
     few = by_scale(80, IMAGES, IMAGES, scale)
-    n = round(task.n_train*few) if isinstance(task.n_train, float) else few
+    n = max(20, round(task.n_train*few)) if isinstance(task.n_train, float) else few
     return task.replace(n_train=n, size=by_scale(12, 16, 16, scale), channels=by_scale(1, 3, 3, scale), classes=_CLASSES.get(task.dataset))
 
 _CLASSES = dict(cifar100=20)
