@@ -140,7 +140,7 @@ def imagenet_start(n_out:int=10, # Classes
     reset(net, init, Streams(seed).fork('head'), only=lambda n: n=='fc')
     return net
 
-# %% ../nbs/42_sequence.ipynb #483b8991
+# %% ../nbs/42_sequence.ipynb #aae51b52
 def start(run:PathRun)->nn.Module:
     "The initial model of a path, for its first task"
     n,c,px = images_of(run.path[0][0])
@@ -152,7 +152,6 @@ def enter(run:PathRun, # The path
          )->nn.Module:
     "The network with which a stage begins, before its intervention"
     if i==0: return start(run)
-    n,c,px = images_of(run.path[i][0])
     net = start(run.upto(1).replace(path=(run.path[i],)))   # a new classifier is drawn here; all else is handed on
     return carry(state, net, f'stage {i+1}')
 
@@ -375,7 +374,7 @@ def kept_stage(file, # Written by `follow`
     check_same(_facts(run, i), found['recipe'], file)
     return found
 
-# %% ../nbs/42_sequence.ipynb #f5149843
+# %% ../nbs/42_sequence.ipynb #15e3db73
 class Followed(NamedTuple):
     "A path that has been followed"
     learn:Learner # Of the last stage, trained
@@ -386,12 +385,12 @@ class _Tick:
     "A bar over the epochs of all stages"
     def __init__(self, run, show):
         self.n = [how.epochs for _,how in run.path]
-        self.bar = _bar(sum(self.n), '') if show else None
+        self.bar,self.done = _bar(sum(self.n), '') if show else None,None
     def at(self, i): return lambda done,text: self(i, done, text)
     def __call__(self, i, done, text=''):
-        if self.bar is None: return
-        self.bar.comment = f'stage {i+1} of {len(self.n)}: {text}'
-        self.bar.update(sum(self.n[:i])+done)
+        if self.bar is None or self.done==(at := sum(self.n[:i])+done): return   # a bar that is told twice that it is full begins anew
+        self.bar.comment,self.done = f'stage {i+1} of {len(self.n)}: {text}',at
+        self.bar.update(at)
 
 # %% ../nbs/42_sequence.ipynb #8046e955
 def _stage(run, i, state, file, seconds, tick, cbs, device):
