@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VERDICTS', 'PAIR', 'FEATURES', 'Verdict', 'worst', 'scorecard', 'r1', 'r2', 'r3', 'r4', 'designs', 'r5', 'r6', 'r7',
            'fitted', 'r8', 'r9', 'r10', 'r11', 'r12', 'r13', 'along', 'seed_gaps', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6',
-           'c7', 'c8', 'c9', 'rough', 'c10', 'c11', 'z1', 'z2', 'z3', 'z4', 'z5', 'z10']
+           'c7', 'c8', 'c9', 'rough', 'c10', 'c11', 'z1', 'z2', 'z3', 'z4', 'z5', 'z10', 'z6', 'z7', 'z8', 'z9', 'z11']
 
 # %% ../nbs/60_claims.ipynb #02fabee5
 from collections.abc import Sequence
@@ -555,3 +555,87 @@ def z10(df:pd.DataFrame, # From `stuck.count_both`
     if not len(t): return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '➖', 'not counted at the cutoff 0.01', 0, scale)
     said = '; '.join(f'by {k}: {int(o.frozen)} of {int(o.filters)} filters, {int(o.double)} double-frozen and {int(o.triple)} triple-frozen weights' for k,o in t.iterrows())
     return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '✅' if t.frozen['rows and columns'] else '❌', f'one ResNet-50, cutoff 0.01, {said}', 1, scale)
+
+# %% ../nbs/60_claims.ipynb #542175b2
+def _gaps(*args, **kw): # Differences between variants, as `transfer.gaps`; fastai comes with that module, so it is asked for late
+    from reinit_nb.transfer import gaps
+    return gaps(*args, **kw)
+
+def _versus(df, a, b, value='test_acc', factor=100.): # Interval of differences that share setting and seed, or `None` without pairs
+    g = _gaps(df, a, b, value).gain
+    return interval(factor*g) if len(g)>1 else None
+
+def _part(df, name, a, b): # Verdict and what is said about one comparison
+    o = _versus(df, a, b)
+    return ('➖',f'{name}: not measured') if o is None else (sign_verdict(o['lo'], o['hi']),f'{name}: {_pm(o)}')
+
+def z6(wds:pd.DataFrame, # From `transfer.label` of `transfer.decays`
+       rates:pd.DataFrame, # From `transfer.label` of `transfer.rates`
+       scale:str|None=None # At which they were run; default: as in `core.scale`
+      )->Verdict:
+    "Does a second task need weight decay and learning rate, and is low → high best?"
+    parts = [_part(wds, 'weight decay 1e-3 − 0', '1e-3', '0'), _part(rates, 'learning rate 0.05 − 0.0005', '0.05', '0.0005'),
+             _part(wds, 'weight decay 1e-4 → 1e-3 − 1e-3', '1e-4 → 1e-3', '1e-3'),
+             *(_part(rates, f'learning rate {k} − 0.05', k, '0.05') for k in dict.fromkeys(rates.variant) if '→' in k)]
+    best = ', '.join(f'{k} {d.groupby("variant").test_acc.mean().idxmax()}' for k,d in (*wds.groupby('setting', sort=False), ('learning rate',rates)))
+    return Verdict('Z6', 'Blurred → sharp needs enough weight decay and learning rate, and low → high is best', worst([v for v,_ in parts]),
+                   f'test accuracy in points, {"; ".join(s for _,s in parts)}; best on average: {best}', wds.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #11b000d9
+def z7(df:pd.DataFrame, # From `transfer.label` of `transfer.changes`
+       scale:str|None=None # As in `z6`
+      )->Verdict:
+    "Does a Dirac reset help after a task change?"
+    g = _gaps(df, 'reset', 'standard').groupby('setting', sort=False).gain.mean()
+    each = '; '.join(f'{k} {100*v:+.1f}' for k,v in g.items())
+    o,said = _over(g)
+    rate = _gaps(df, 'reset', 'standard, same rate').gain
+    more = f'; against the same learning rate without reset {_pm(interval(100*rate))}' if len(rate)>1 else ''
+    frozen = df[df.variant=='standard'].groupby('setting').frozen_before.mean()
+    return Verdict('Z7', 'A Dirac reset raises accuracy after a task change', sign_verdict(o['lo'], o['hi']),
+                   f'reset − standard in points over {len(g)} task changes, wins:losses: {said} ({each}){more}; '
+                   f'changes with frozen filters before the second task: {(frozen>0).sum()} of {len(frozen)}', df.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #f13b89e1
+def z8(df:pd.DataFrame, # From `transfer.label` of `transfer.samples`
+       scale:str|None=None # As in `z6`
+      )->Verdict:
+    "Does a reset need enough images?"
+    g = _gaps(df, 'reset', 'standard').pivot(index='seed', columns='setting', values='gain').dropna()*100
+    few,every = min(g),max(g)
+    o = {f:interval(g[f]) for f in sorted(g)}
+    grow = interval(g[every]-g[few])
+    parts = [sign_verdict(o[every]['lo'], o[every]['hi']), sign_verdict(-o[few]['hi'], -o[few]['lo']), sign_verdict(grow['lo'], grow['hi'])]
+    said = '; '.join(f'{f:g} of the images {_pm(o[f])}' for f in o)
+    return Verdict('Z8', 'A reset helps with many images and hurts with few', worst(parts), f'reset − standard in points: {said}; growth from few to many {_pm(grow)}', len(g), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #b6a08b2f
+def _rank(x, y): # Spearman's correlation with an interval
+    n = len(x)
+    if n<4 or np.ptp(x)==0 or np.ptp(y)==0: return dict(mean=np.nan, lo=np.nan, hi=np.nan, n=n)
+    r = float(stats.spearmanr(x, y)[0])
+    z,half = np.arctanh(np.clip(r, -.9999, .9999)),1.96*(1.06/(n-3))**.5
+    return dict(mean=r, lo=float(np.tanh(z-half)), hi=float(np.tanh(z+half)), n=n)
+
+def z9(df:pd.DataFrame, # From `transfer.tradeoff`
+       scale:str|None=None # As in `z6`
+      )->Verdict:
+    "Does test loss rise with frozen filters, and fall with the Fisher score?"
+    t = df.groupby(['source','setting','variant'])[['test_loss','first_frozen','fisher']].mean()
+    a,b = _rank(t.first_frozen, t.test_loss),_rank(t.fisher, t.test_loss)
+    n = int((t.first_frozen>0).sum())
+    return Verdict('Z9', 'Test loss rises with frozen filters and falls with the Fisher score', worst([sign_verdict(a['lo'], a['hi']), sign_verdict(-b['hi'], -b['lo'])]),
+                   f'rank correlation over {len(t)} settings: with frozen filters {_pm(a, 2)} ({n} settings have any), with the Fisher score {_pm(b, 2)}', df.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #befa0f48
+def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
+        scale:str|None=None # As in `z6`
+       )->Verdict:
+    "Does a warm start with a tenth of the data hurt?"
+    d = df.rename(columns=dict(setting='variant', variant='setting'))
+    g = _gaps(d, 'cold', 'warm')
+    o,said = _over(g.gain)
+    each = '; '.join(f'learning rate {k} {_over(x.gain)[1]}' for k,x in g.groupby('setting', sort=False))
+    loss = _over(_gaps(d, 'warm', 'cold', 'test_loss').gain, 1, 2)[1]
+    return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', sign_verdict(o['lo'], o['hi']),
+                   f'cold − warm in points, wins:losses: {said} ({each}); test loss, warm − cold: {loss}', df.seed.nunique(), get_scale(scale))
