@@ -556,7 +556,7 @@ def z10(df:pd.DataFrame, # From `stuck.count_both`
     said = '; '.join(f'by {k}: {int(o.frozen)} of {int(o.filters)} filters, {int(o.double)} double-frozen and {int(o.triple)} triple-frozen weights' for k,o in t.iterrows())
     return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '✅' if t.frozen['rows and columns'] else '❌', f'one ResNet-50, cutoff 0.01, {said}', 1, scale)
 
-# %% ../nbs/60_claims.ipynb #542175b2
+# %% ../nbs/60_claims.ipynb #2b109375
 def _gaps(*args, **kw): # Differences between variants, as `transfer.gaps`; fastai comes with that module, so it is asked for late
     from reinit_nb.transfer import gaps
     return gaps(*args, **kw)
@@ -575,11 +575,11 @@ def z6(wds:pd.DataFrame, # From `transfer.label` of `transfer.decays`
       )->Verdict:
     "Does a second task need weight decay and learning rate, and is low → high best?"
     parts = [_part(wds, 'weight decay 1e-3 − 0', '1e-3', '0'), _part(rates, 'learning rate 0.05 − 0.0005', '0.05', '0.0005'),
-             _part(wds, 'weight decay 1e-4 → 1e-3 − 1e-3', '1e-4 → 1e-3', '1e-3'),
-             *(_part(rates, f'learning rate {k} − 0.05', k, '0.05') for k in dict.fromkeys(rates.variant) if '→' in k)]
+             _part(wds, 'weight decay 1e-4 → 1e-3 − 1e-3', '1e-4 → 1e-3', '1e-3'), _part(rates, 'learning rate 0.005 → 0.05 − 0.05', '0.005 → 0.05', '0.05')]
+    more = [_part(rates, f'learning rate {k} − 0.05', k, '0.05')[1] for k in dict.fromkeys(rates.variant) if '→' in k and k!='0.005 → 0.05']
     best = ', '.join(f'{k} {d.groupby("variant").test_acc.mean().idxmax()}' for k,d in (*wds.groupby('setting', sort=False), ('learning rate',rates)))
     return Verdict('Z6', 'Blurred → sharp needs enough weight decay and learning rate, and low → high is best', worst([v for v,_ in parts]),
-                   f'test accuracy in points, {"; ".join(s for _,s in parts)}; best on average: {best}', wds.seed.nunique(), get_scale(scale))
+                   f'test accuracy in points, {"; ".join(s for _,s in parts)}; not judged, {"; ".join(more) or "nothing"}; best on average: {best}', wds.seed.nunique(), get_scale(scale))
 
 # %% ../nbs/60_claims.ipynb #11b000d9
 def z7(df:pd.DataFrame, # From `transfer.label` of `transfer.changes`
