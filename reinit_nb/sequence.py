@@ -186,7 +186,7 @@ def intervene(net:nn.Module, # Changed in place
     for n,w in new.items(): ps[n].copy_(w)
     return net
 
-# %% ../nbs/42_sequence.ipynb #30615bfe
+# %% ../nbs/42_sequence.ipynb #5ba0772a
 def fisher_pairs(h:Tensor, # Features, a row per example
                  y:Tensor # Labels
                 )->Tensor: # Classes × classes; not a number on the diagonal
@@ -197,6 +197,8 @@ def fisher_pairs(h:Tensor, # Features, a row per example
     # along all differences that begin at class a, the variance of class a
     var = torch.stack([((h[y==k]-m)@(mu-m).T).square().mean(0) for k,m in zip(ks, mu)])
     score = torch.where(gap>0, gap**2/(var+var.T), 0.)
+    one = torch.stack([(y==k).sum() for k in ks])<2   # a class of one example has no variance
+    score = score.masked_fill(one[:,None]|one, math.nan)
     return score.fill_diagonal_(math.nan)
 
 def fisher_score(h:Tensor, y:Tensor)->float:
@@ -244,18 +246,21 @@ def check_split(task:Task, # Its images
     if left: raise ReinitError(f'{stage}: valid={task.valid:g} leaves no image of class {left[0]!r} for validation' + (f' (nor of {len(left)-1} others)' if len(left)>1 else '')
                                + ': take n_train with 2 images of each class or more')
 
-# %% ../nbs/42_sequence.ipynb #d5f64cef
+# %% ../nbs/42_sequence.ipynb #c2474aa8
 def check_path(run:PathRun):
     "Raise an error that names the stage, if a path cannot be followed"
     if why := missing(run): raise ReinitError(why)
     before = None
     for i,(task,how) in enumerate(run.path):
         stage = f'stage {i+1} of {len(run.path)} ({task.dataset})'
-        try: net = _skeleton(run, i)
-        except ReinitError as e: raise ReinitError(f'{stage}: {e}') from e
+        try:
+            net = _skeleton(run, i)
+            if how.before and how.before.name not in ('dirac','fresh'):
+                cb,r = _method(how.before, b := find_blocks(net), run.init)
+                if how.before.name=='LLF': cb.acts(b, r)   # is there such a layer?
+            check_split(task, how, 'the task')
+        except ReinitError as e: raise ReinitError(f'{stage}: {str(e).removeprefix("the task: ")}') from e
         if before: changes(before, net, stage)
-        if how.before and how.before.name not in ('dirac','fresh'): _method(how.before, find_blocks(net), run.init)
-        check_split(task, how, stage)
         before = net.state_dict()
 
 # %% ../nbs/42_sequence.ipynb #e569521c

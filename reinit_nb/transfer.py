@@ -45,7 +45,7 @@ def paper_row(change:str # As in `CHANGES`
     if change.startswith('SVHN'): first = first.replace(patience=20, epochs=100)
     return o.model,paper_tasks()[CHANGES[change]],first,reset,change.startswith('ImageNet')
 
-# %% ../nbs/59_transfer.ipynb #cc86319d
+# %% ../nbs/59_transfer.ipynb #0d07e957
 def change_runs(change:str, # As in `CHANGES`
                 scale:str|None=None # As in `core.scale`
                )->dict[str,PathRun]: # `standard`, `reset` and, where the rates differ, `standard, same rate`
@@ -54,7 +54,7 @@ def change_runs(change:str, # As in `CHANGES`
     if pre and get_scale(scale)=='smoke': name,pre = 'resnet18',False   # a first task on digits stands for ImageNet
     if get_scale(scale)!='paper': name,tasks,first,reset = _thin_row(change, name, tasks, first, reset, pre, scale)
     same = reset.replace(before=None)
-    hows = dict(standard=first if pre else same, reset=reset) | ({'standard, same rate':same} if pre and same.lr!=first.lr else {})
+    hows = dict(standard=first if pre else same, reset=reset) | ({'standard, same rate':same} if pre and same!=first else {})
     start = lambda how: ((tasks[-1], how),) if pre else ((tasks[0], first), (tasks[1], how))
     return {k:PathRun(name, start(h), pretrained='imagenet' if pre else None, **_width(name, pre, scale)) for k,h in hows.items()}
 
@@ -167,7 +167,7 @@ def _pair(name, tasks, hows, scale):
     if get_scale(scale)!='paper': tasks,hows = [thin_task(t, scale) for t in tasks],[thin_how(h, scale) for h in hows]
     return PathRun(name, tuple(zip(tasks, hows)), **_width(name, False, scale))
 
-# %% ../nbs/59_transfer.ipynb #5ca5f67c
+# %% ../nbs/59_transfer.ipynb #166576bc
 def decays(scale:str|None=None, # As in `core.scale`
            seeds:int|None=None, # As in `changes`
            models:Sequence[str]=('resnet18','allcnn') # Networks
@@ -178,13 +178,14 @@ def decays(scale:str|None=None, # As in `core.scale`
 
 def rates(scale:str|None=None, # As in `core.scale`
           seeds:int|None=None, # As in `changes`
-          models:Sequence[str]=('resnet18',) # Networks
+          models:Sequence[str]|None=None # Networks; default: ResNet18, and All-CNN at the paper's scale
          )->dict: # (model, learning rate) → runs
     "Figure 5, over learning rates"
     tasks,some = paper_tasks()['Table 6: blurred → sharp'],by_scale(('0.0005','0.05','0.005 → 0.05'), tuple(RATES), tuple(RATES), scale)
+    models = models or by_scale(('resnet18',), ('resnet18',), ('resnet18','allcnn'), scale)
     return _over_seeds({(m,k):_pair(m, tasks, [(o,1e-3) for o in RATES[k]], scale) for m in models for k in some}, seeds, scale)
 
-# %% ../nbs/59_transfer.ipynb #fd40711e
+# %% ../nbs/59_transfer.ipynb #8e3931fa
 def warm(scale:str|None=None, # As in `core.scale`
          seeds:int|None=None, # As in `changes`
          rates:Sequence[str]=('0.0005','0.005','0.05') # Learning rates, of both stages
@@ -194,10 +195,12 @@ def warm(scale:str|None=None, # As in `core.scale`
     for k in by_scale(rates[-1:], rates, rates, scale):
         r = _pair('resnet18', paper_tasks()['Figure 6: warm start'], [(o,1e-3) for o in RATES[k]], scale)
         (t1,h1),(t2,h2) = r.path
+        if get_scale(scale)=='laptop': h1 = h1.replace(batch=8, epochs=28, decay=h1.decay**(h1.epochs/28))   # a tenth of the images, as many steps
+        r = r.replace(path=((t1,h1), (t2,h2)))
         runs |= {('warm',k):r, ('cold',k):r.replace(path=((t1,h1), (t2,h2.replace(before=Before('fresh')))))}
     return _over_seeds(runs, seeds, scale)
 
-# %% ../nbs/59_transfer.ipynb #2afde56c
+# %% ../nbs/59_transfer.ipynb #d828870a
 FRACTIONS = (.125,.25,.5,1.)
 
 def samples(scale:str|None=None, # As in `core.scale`
@@ -213,10 +216,15 @@ def samples(scale:str|None=None, # As in `core.scale`
             t,h = t.replace(n_train=n),h.replace(epochs=few, decay=h.decay**(h.epochs/few))
         else: t = t.replace(n_train=by_scale(round(160*f), None, f, scale))
         return r.replace(path=(*first, (t, h)))
-    runs = change_runs('ImageNet to FashionMNIST', scale)
+    for f in fractions: check_number('fractions', f, .1, 1)   # a batch or more, and an image of each class
+    table = change_runs('ImageNet to FashionMNIST', scale)
+    *start,(t,h) = table['standard'].path
+    before = table['reset'].path[-1][1].before
+    runs = dict(standard=table['standard'], reset=table['standard'].replace(path=(*start, (t, h.replace(before=before)))))
+    if len(table)>2: runs |= {"standard, Table 7's rate":table['standard, same rate'], "reset, Table 7's rate":table['reset']}
     return _over_seeds({(f,k):part(r, f) for f in by_scale(fractions[1::2], fractions, fractions, scale) for k,r in runs.items()}, seeds, scale)
 
-# %% ../nbs/59_transfer.ipynb #25990ac4
+# %% ../nbs/59_transfer.ipynb #06448e4a
 INTERVENTIONS = ('none','dirac','shrink','FC','LLF','LW','fresh')
 HOT = 'blurred to sharp, after 5e-3'
 
@@ -225,8 +233,9 @@ def interventions(scale:str|None=None, # As in `core.scale`
                   only:Sequence[str]=('CIFAR-10: blurred to sharp (ResNet18)',HOT,'CIFAR-10 to CIFAR-100','CIFAR-10 to FashionMNIST') # Some rows of Table 6, or `HOT`
                  )->dict: # (change, intervention) → runs
     "All interventions before the second task of some rows of Table 6"
-    runs = {}
+    runs,two_tasks = {},(HOT,*(k for k in CHANGES if not k.startswith('ImageNet')))
     for c in by_scale(only[:1], only, only, scale):
+        check_choice('only', c, two_tasks)
         two = change_runs('CIFAR-10: blurred to sharp (ResNet18)' if c==HOT else c, scale)
         first,(t,h) = two['standard'].path
         if c==HOT: first = first[0],first[1].replace(wd=5*first[1].wd)
@@ -393,13 +402,14 @@ def predicts(df:pd.DataFrame, # From `label` of `interventions`
         rows.append(dict(intervention=v, pairs=len(g), correlation=r, p=p))
     return pd.DataFrame(rows)
 
-# %% ../nbs/59_transfer.ipynb #22bf056e
+# %% ../nbs/59_transfer.ipynb #34b925fe
 def cost(runs:Sequence[PathRun], # Recipes
          tflops:float=60. # Floating-point operations that the machine really does in a second, × 10¹²
         )->pd.DataFrame: # One row per network: stages, steps, operations, hours
     "How long `runs` will take at most: all epochs, first stages once"
-    from reinit_nb.models import model,multiply_adds
     import torch
+    from reinit_nb.models import model,multiply_adds
+    from torchvision.models import resnet50
     check_number('tflops', tflops, 0, lo_open=True)
     facts,macs,rows,seen = catalogue(),{},[],set()
     for r in runs:
@@ -408,8 +418,8 @@ def cost(runs:Sequence[PathRun], # Recipes
             seen.add(k)
             f = facts.loc[t.dataset]
             px,n = t.size or int(f.pixels),f.train if t.n_train is None else f.train*t.n_train if isinstance(t.n_train, float) else t.n_train
-            if (key := (r.model,r.width,r.norm,px)) not in macs:
-                with torch.device('meta'): macs[key] = multiply_adds(model(r.model, size=px, width=r.width, norm=r.norm), px)
+            if (key := (r.model,r.width,r.norm,r.pretrained,px)) not in macs:
+                with torch.device('meta'): macs[key] = multiply_adds(resnet50() if r.pretrained else model(r.model, size=px, width=r.width, norm=r.norm), px)
             steps = h.epochs*(int(.9*n)//h.batch)
             rows.append(dict(model=r.model, steps=steps, ops=6.*macs[key]*steps*h.batch))
     t = pd.DataFrame(rows).groupby('model', sort=False).agg(stages=('steps','size'), steps=('steps','mean'), ops=('ops','sum'))
