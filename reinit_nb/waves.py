@@ -223,14 +223,14 @@ def variances(scale:str|None=None)->list[WaveRun]:
     "Experiment 3d with 0.03 as the variance of the weights"
     return [r.replace(net=r.net.replace(sigma=.03**.5), curve=False) for r in arms(scale) if r.net.init=='normal']
 
-# %% ../nbs/53_waves.ipynb #c3e661c3
-SIDES = {('relu','low'):('relu','random'), ('relu','high'):('relu','high 3'), ('gaussian','low'):('gaussian low','random'), ('gaussian','high'):('gaussian','random')}
+# %% ../nbs/53_waves.ipynb #0553af6f
+SIDES = {('relu','low'):('relu he','random'), ('relu','high'):('relu he','high'), ('gaussian','low'):('gaussian low','random'), ('gaussian','high'):('gaussian','random')}
 
 def minima(scale:str|None=None)->list[WaveRun]:
     "Experiment 5: random signals from eight points, and the Hessian"
     at = get_scale(scale)
-    kw = dict(start_lo=0., start_hi=10., start_n=by_scale(128, 128, 512, at), start_steps=by_scale(20, 2000, 20_000, at), probes=by_scale(2, 50, 200, at))
-    signals = random_signals(by_scale(3, 20, 20, at))
+    kw = dict(lo=-1., hi=2., start_lo=-1., start_hi=2., start_n=by_scale(64, 96, 256, at), start_steps=by_scale(20, 2500, 20_000, at), probes=by_scale(2, 50, 200, at))
+    signals = [f.replace(freqs=tuple(10/3*o for o in f.freqs)) for f in random_signals(by_scale(3, 20, 20, at))]
     return [_wave(k, at, i%5, start=start, signal=f, **kw) for k,start in SIDES.values() for i,f in enumerate(signals)]
 
 # %% ../nbs/53_waves.ipynb #b69edf3f
@@ -383,9 +383,9 @@ def run_image(run:ImageRun)->list[dict]: # One row
 
 IMAGES = Engine(lambda rs: [[r] for r in rs], lambda rs: [run_image(r) for r in rs], processes=True, missing=lambda r: no_data(r.task.dataset))
 
-# %% ../nbs/53_waves.ipynb #6696a7ae
+# %% ../nbs/53_waves.ipynb #f9b4fe51
 PAPER_NETS = ('torchvision:vgg11','torchvision:vgg16','torchvision:resnet18','torchvision:resnet50','torchvision:densenet121','torchvision:efficientnet_b0','torchvision:alexnet','timm:seresnet50','timm:convmixer_768_32')
-THIN = (('resnet18',1/8,5),('vgg11',1/8,3),('convmixer',1/8,3))   # with the number of seeds
+THIN = (('vgg11',1/8,5),('resnet18',1/8,3))   # with the number of seeds
 
 def pictures(scale:str|None=None, # As in `core.scale`
              datasets:Sequence[str]=('cifar10',), # At smoke scale it is digits
@@ -396,7 +396,7 @@ def pictures(scale:str|None=None, # As in `core.scale`
     nets = by_scale((('resnet18',1/16,2),), THIN, tuple((k,1.,5) for k in PAPER_NETS), at) if nets is None else nets
     kw = dict(epochs=by_scale(2, 60, 400, at), batch=by_scale(16, 50, 128, at), n_test=by_scale(100, 2000, None, at), looked=by_scale(16, 100, 1000, at), probes=by_scale(2, 10, 100, at))
     tasks = by_scale([Task('digits', n_train=50, valid=0.)], [Task(d, n_train=500, valid=0., size=16) for d in datasets], [Task(d, valid=0., size=64) for d in datasets], at)
-    return [ImageRun(k, t, o, w, seed=s, **kw) for t in tasks for k,w,n in nets for s in range(n) for o in PHASES]
+    return [ImageRun(k, t, o, w, seed=s, **kw) for t in tasks for k,w,n in nets for s in range(n) for o in by_scale(PHASES, PHASES[:3], PHASES, at)]
 
 # %% ../nbs/53_waves.ipynb #1decf1df
 def label(df:pd.DataFrame # Results of networks of coordinates
