@@ -184,7 +184,7 @@ def _wave(name, at, seed, depth=4, net={}, **kw):
 
 def _seeds(at, smoke=2, laptop=5, paper=10): return range(by_scale(smoke, laptop, paper, at))
 
-# %% ../nbs/53_waves.ipynb #0e31a356
+# %% ../nbs/53_waves.ipynb #84ca72cf
 def depths(scale:str|None=None # As in `core.scale`
           )->list[WaveRun]:
     "Experiment 1: the two sines from eight points, by activation and depth"
@@ -195,14 +195,14 @@ def depths(scale:str|None=None # As in `core.scale`
 def widths(scale:str|None=None)->list[WaveRun]:
     "Experiment 1 with other widths of the Gaussian"
     at = get_scale(scale)
-    return [_wave('gaussian', at, s, d, dict(a=a)) for s in _seeds(at, 2, 3) for a,d in product(by_scale((1.,), (.05,.3,1.), (.05,.3,1.), at), by_scale((1,3), (2,6), (2,4,6,8), at))]
+    return [_wave('gaussian', at, s, d, dict(a=a)) for s in _seeds(at, 2, 2) for a,d in product(by_scale((1.,), (.3,1.), (.05,.3,1.), at), by_scale((1,3), (2,6), (2,4,6,8), at))]
 
-# %% ../nbs/53_waves.ipynb #1ffe6587
+# %% ../nbs/53_waves.ipynb #62f4242d
 def descents(scale:str|None=None)->list[WaveRun]:
     "Experiment 1 with the gradient descent of the paper, learning rate 0.0001"
     at = get_scale(scale)
     steps = dict(relu=by_scale(20, 5000, 100_000, at), gaussian=by_scale(20, 1000, 100_000, at))
-    return [_wave(k, at, s, opt='sgd', lr=1e-4, steps=n, settle=0) for k,n in steps.items() for s in _seeds(at, 2, 3)]
+    return [_wave(k, at, s, opt='sgd', lr=1e-4, steps=n, settle=0) for k,n in steps.items() for s in _seeds(at, 2, 2)]
 
 def sequences(scale:str|None=None)->list[WaveRun]:
     "Experiment 2: six sines from dense samples, by activation"
@@ -223,17 +223,17 @@ def variances(scale:str|None=None)->list[WaveRun]:
     "Experiment 3d with 0.03 as the variance of the weights"
     return [r.replace(net=r.net.replace(sigma=.03**.5), curve=False) for r in arms(scale) if r.net.init=='normal']
 
-# %% ../nbs/53_waves.ipynb #0553af6f
+# %% ../nbs/53_waves.ipynb #55b05d9a
 SIDES = {('relu','low'):('relu he','random'), ('relu','high'):('relu he','high'), ('gaussian','low'):('gaussian low','random'), ('gaussian','high'):('gaussian','random')}
 
 def minima(scale:str|None=None)->list[WaveRun]:
     "Experiment 5: random signals from eight points, and the Hessian"
     at = get_scale(scale)
     kw = dict(lo=-1., hi=2., start_lo=-1., start_hi=2., start_n=by_scale(64, 96, 256, at), start_steps=by_scale(20, 2500, 20_000, at), probes=by_scale(2, 50, 200, at))
-    signals = [f.replace(freqs=tuple(10/3*o for o in f.freqs)) for f in random_signals(by_scale(3, 20, 20, at))]
+    signals = [f.replace(freqs=tuple(10/3*o for o in f.freqs)) for f in random_signals(by_scale(3, 12, 20, at))]
     return [_wave(k, at, i%5, start=start, signal=f, **kw) for k,start in SIDES.values() for i,f in enumerate(signals)]
 
-# %% ../nbs/53_waves.ipynb #b69edf3f
+# %% ../nbs/53_waves.ipynb #ec4b2e11
 @dataclass(frozen=True)
 class LawRun(Recipe):
     "Both sides of the law of weak spectral bias, for one network"
@@ -254,7 +254,7 @@ LAWS = Engine(lambda rs: [[r] for r in rs], run_laws)
 def laws(scale:str|None=None)->list[LawRun]:
     "Three activations, several seeds"
     at = get_scale(scale)
-    return [LawRun(k, *by_scale((16,64), (256,512), (256,512), at), s) for s in _seeds(at) for k in ('relu','gaussian','sine')]
+    return [LawRun(k, *by_scale((16,64), (256,512), (256,512), at), s) for s in _seeds(at, 2, 3) for k in ('relu','gaussian','sine')]
 
 # %% ../nbs/53_waves.ipynb #f6b7fab2
 def vgg11(**kwargs # As in `NetOptions`
@@ -383,20 +383,20 @@ def run_image(run:ImageRun)->list[dict]: # One row
 
 IMAGES = Engine(lambda rs: [[r] for r in rs], lambda rs: [run_image(r) for r in rs], processes=True, missing=lambda r: no_data(r.task.dataset))
 
-# %% ../nbs/53_waves.ipynb #f9b4fe51
+# %% ../nbs/53_waves.ipynb #daf0501a
 PAPER_NETS = ('torchvision:vgg11','torchvision:vgg16','torchvision:resnet18','torchvision:resnet50','torchvision:densenet121','torchvision:efficientnet_b0','torchvision:alexnet','timm:seresnet50','timm:convmixer_768_32')
-THIN = (('vgg11',1/8,5),('resnet18',1/8,3))   # with the number of seeds
+THIN = (('vgg11',1/8,5,500),('resnet18',1/8,3,500))   # width, seeds, images
 
 def pictures(scale:str|None=None, # As in `core.scale`
              datasets:Sequence[str]=('cifar10',), # At smoke scale it is digits
-             nets:Sequence|None=None # Network, width and seeds; default: by scale
+             nets:Sequence|None=None # Network, width, seeds and images; default: by scale
             )->list[ImageRun]:
     "Experiment 4: image networks with different starts"
     at = get_scale(scale)
-    nets = by_scale((('resnet18',1/16,2),), THIN, tuple((k,1.,5) for k in PAPER_NETS), at) if nets is None else nets
+    nets = by_scale((('resnet18',1/16,2,50),), THIN, tuple((k,1.,5,None) for k in PAPER_NETS), at) if nets is None else nets
     kw = dict(epochs=by_scale(2, 60, 400, at), batch=by_scale(16, 50, 128, at), n_test=by_scale(100, 2000, None, at), looked=by_scale(16, 100, 1000, at), probes=by_scale(2, 10, 100, at))
-    tasks = by_scale([Task('digits', n_train=50, valid=0.)], [Task(d, n_train=500, valid=0., size=16) for d in datasets], [Task(d, valid=0., size=64) for d in datasets], at)
-    return [ImageRun(k, t, o, w, seed=s, **kw) for t in tasks for k,w,n in nets for s in range(n) for o in by_scale(PHASES, PHASES[:3], PHASES, at)]
+    size,sets,labels = by_scale(None, 16, 64, at),by_scale(('digits',), datasets, datasets, at),by_scale(PHASES, PHASES[:3], PHASES, at)
+    return [ImageRun(k, Task(d, n_train=m, valid=0., size=size), o, w, seed=s, **kw) for d in sets for k,w,n,m in nets for s in range(n) for o in labels]
 
 # %% ../nbs/53_waves.ipynb #1decf1df
 def label(df:pd.DataFrame # Results of networks of coordinates
@@ -424,8 +424,10 @@ def order(t:pd.DataFrame # From `step_table`
         return pd.Series(dict(tau=0. if math.isnan(tau) else tau, reached=int(g.step.notna().sum())))
     return t.groupby(['act','seed'], sort=False).apply(one, include_groups=False).reset_index()
 
-# %% ../nbs/53_waves.ipynb #5e9a9bac
-def _rho(d, y, x): return stats.spearmanr(d[x], d[y]).statistic
+# %% ../nbs/53_waves.ipynb #2effd111
+def _rho(M):
+    "Spearman's rank correlations of the first column with the others"
+    with np.errstate(invalid='ignore', divide='ignore'): return np.corrcoef(stats.rankdata(M, axis=0), rowvar=False)[0,1:]
 
 def predictors(df:pd.DataFrame, # One row for each run
                y:str='error', # What is to be predicted
@@ -437,10 +439,10 @@ def predictors(df:pd.DataFrame, # One row for each run
     "Rank correlations with bootstrap intervals"
     d = df[[y,group,*xs]].dropna()
     if d[group].nunique()<2: raise ReinitError(f'group={group!r}: there are {d[group].nunique()} groups, and two or more are needed')
-    parts,rng = [g for _,g in d.groupby(group)],np.random.default_rng(seed)
-    draws = (pd.concat([parts[i] for i in rng.integers(len(parts), size=len(parts))]) for _ in range(n))
-    R = np.array([[_rho(o, y, x) for x in xs] for o in draws])
-    now,(lo,hi) = np.array([_rho(d, y, x) for x in xs]),np.nanquantile(R, (.025,.975), axis=0)
+    M,rng = d[[y,*xs]].to_numpy(dtype=float),np.random.default_rng(seed)
+    parts = list(d.reset_index(drop=True).groupby(group).indices.values())
+    R = np.array([_rho(M[np.concatenate([parts[i] for i in rng.integers(len(parts), size=len(parts))])]) for _ in range(n)])
+    now,(lo,hi) = _rho(M),np.nanquantile(R, (.025,.975), axis=0)
     A = np.abs(R[:,:1])-np.abs(R)
     alo,ahi = np.nanquantile(A, (.025,.975), axis=0)
     return pd.DataFrame(dict(predictor=xs, rho=now, lo=lo, hi=hi, ahead=abs(now[0])-abs(now), ahead_lo=alo, ahead_hi=ahi, n=len(d)))
