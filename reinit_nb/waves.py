@@ -197,7 +197,7 @@ def widths(scale:str|None=None)->list[WaveRun]:
     at = get_scale(scale)
     return [_wave('gaussian', at, s, d, dict(a=a)) for s in _seeds(at, 2, 2) for a,d in product(by_scale((1.,), (.3,1.), (.05,.3,1.), at), by_scale((1,3), (2,6), (2,4,6,8), at))]
 
-# %% ../nbs/53_waves.ipynb #62f4242d
+# %% ../nbs/53_waves.ipynb #a19c8ef2
 def descents(scale:str|None=None)->list[WaveRun]:
     "Experiment 1 with the gradient descent of the paper, learning rate 0.0001"
     at = get_scale(scale)
@@ -207,8 +207,9 @@ def descents(scale:str|None=None)->list[WaveRun]:
 def sequences(scale:str|None=None)->list[WaveRun]:
     "Experiment 2: six sines from dense samples, by activation"
     at = get_scale(scale)
-    steps = dict(relu=by_scale(20, 1500, 20_000, at), gaussian=by_scale(20, 600, 10_000, at), sine=by_scale(20, 600, 10_000, at))
-    return [_wave(k, at, s, signal=SIGNALS['six sines'], lo=0., hi=1., n=by_scale(64, 192, 512, at), steps=n, settle=0, every=max(1, n//60)) for k,n in steps.items() for s in _seeds(at, 2, 3)]
+    steps = {'relu he':by_scale(20, 1500, 20_000, at), 'gaussian':by_scale(20, 600, 10_000, at), 'sine':by_scale(20, 600, 10_000, at)}
+    return [_wave(k, at, s, signal=SIGNALS['six sines'], lo=0., hi=1., n=by_scale(64, 192, 512, at), steps=n, settle=0, every=max(1, n//60), **(dict(lr=2e-3) if 'relu' in k else {}))
+            for k,n in steps.items() for s in _seeds(at, 2, 3)]
 
 # %% ../nbs/53_waves.ipynb #ef008e37
 ARMS = {'a':('relu','random'), 'a he':('relu he','random'), 'b high':('relu he','high'), 'b dc':('relu he','dc'), 'c':('gaussian','random'), 'd':('gaussian low','random')}
