@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['VERDICTS', 'PAIR', 'FEATURES', 'Verdict', 'worst', 'scorecard', 'r1', 'r2', 'r3', 'r4', 'designs', 'r5', 'r6', 'r7',
            'fitted', 'r8', 'r9', 'r10', 'r11', 'r12', 'r13', 'along', 'seed_gaps', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6',
-           'c7', 'c8', 'c9', 'rough', 'c10', 'c11', 'z1', 'z2', 'z3', 'z4', 'z5', 'z10', 'z6', 'z7', 'z8', 'z9', 'z11']
+           'c7', 'c8', 'c9', 'rough', 'c10', 'c11', 'z1', 'z2', 'z3', 'z4', 'z5', 'z10', 'z6', 'z7', 'z8', 'z9', 'z11',
+           'f1', 'f2', 'f3', 'f4', 'f5', 'f6', 'f7']
 
 # %% ../nbs/60_claims.ipynb #02fabee5
 from collections.abc import Sequence
@@ -650,3 +651,110 @@ def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
     loss = _over(_gaps(d, 'warm', 'cold', 'test_loss').gain, 1, 2)[1]
     return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', sign_verdict(o['lo'], o['hi']),
                    f'cold − warm in points, mean over learning rates, interval over seeds, wins:losses: {said} ({each}); test loss, warm − cold: {loss}', df.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #6048f12a
+def _grows(d, act, value): # Labelled runs of `waves.depths` → by seed, `value` of the deepest minus that of the shallowest
+    g = d[d.kind==act].pivot(index='seed', columns='depth', values=value)
+    return g[g.columns.max()]-g[g.columns.min()]
+
+def f1(df:pd.DataFrame, # From `waves.label` of runs of `waves.depths`
+       scale:str|None=None # At which they were run; default: as in `core.scale`
+      )->Verdict:
+    "With depth, do Gaussian and sine networks start with higher frequencies and interpolate worse, and ReLU not?"
+    ok,said = [],[]
+    for k,(value,name,factor) in product(('gaussian','sine'), (('centroid0','centroid before training',1.),('error','error',100.))):
+        up,relu = interval(factor*_grows(df, k, value)),interval(factor*(_grows(df, k, value)-_grows(df, 'relu', value)))
+        ok += [sign_verdict(up['lo'], up['hi']), sign_verdict(relu['lo'], relu['hi'])]
+        said.append(f'{k} {name} {_pm(up)}, more than ReLU by {_pm(relu)}')
+    own = interval(100*_grows(df, 'relu', 'error'))
+    return Verdict('F1', 'With depth, Gaussian and sine networks start with higher frequencies and interpolate worse; ReLU networks do not', worst([*ok, '❌' if own['lo']>0 else '✅']),
+                   f'deepest minus shallowest (depth {df.depth.max()} and {df.depth.min()}; centroids in cycles per unit, errors in % of the signal): ' + '; '.join(said) + f'; ReLU error {_pm(own)}', df.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #d85f0178
+def f2(t:pd.DataFrame, # From `waves.order` of `waves.step_table`
+       scale:str|None=None # As in `f1`
+      )->Verdict:
+    "Are low frequencies learned first, for every activation?"
+    o = {k:interval(g.tau) for k,g in t.groupby('act', sort=False)}
+    same = {k:t[t.act==k].tau.nunique()==1 for k in o}     # no spread: the interval is a point, and says so
+    return Verdict('F2', 'Low frequencies are learned first, for every activation', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]),
+                   "Kendall's tau between frequency and step: " + '; '.join(f'{k} {_pm(v, 2)}' + (' (the same in all seeds)' if same[k] else '') + f', {t[t.act==k].reached.mean():.1f} frequencies reached' for k,v in o.items()), t.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #8d4e4ba1
+def f3(df:pd.DataFrame, # From `waves.label` of runs of `waves.arms`
+       least:float=.3, # Amplitude that the start must have at the watched frequency
+       scale:str|None=None # As in `f1`
+      )->Verdict:
+    "Does a spike that is there before training stay, and does it hurt?"
+    d = df.assign(error=100*df.error)
+    high = d[d.kind=='relu he, high']
+    learned,kept = interval(high.spike0),interval(high.spike1/high.spike0)
+    stays = '➖' if not learned['mean']>least else '✅' if kept['lo']>.5 else '❌' if kept['hi']<.5 else '➖'
+    o = {f'{a} − {b}':paired(d, a, b, 'error', 'kind') for a,b in (('relu he, high','relu he'),('relu he, high','relu he, dc'),('gaussian','gaussian low'),('gaussian','relu'))}
+    return Verdict('F3', 'A high-frequency spike that is there before training remains, and hurts', worst([stays, *(sign_verdict(v['lo'], v['hi']) for v in o.values())]),
+                   f'amplitude {learned["mean"]:.2f} before, of which {kept["mean"]:.2f} [{kept["lo"]:.2f}, {kept["hi"]:.2f}] is left; error in % of the signal: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()), df.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #d883faef
+def f4(df:pd.DataFrame, # Runs of `waves.laws`
+       scale:str|None=None # As in `f1`
+      )->Verdict:
+    "Does the tangent kernel predict the measured change of the spectrum, and does it vanish at high frequency?"
+    parts = {k:('✅' if g.agree.all() and g.vanishes.all() else '❌' if (g.agree.mean()<.5 or g.vanishes.mean()<.5) else '➖') for k,g in df.groupby('name', sort=False)}
+    said = '; '.join(f'{k} {int(g.agree.sum())} of {len(g)} agree (relative error up to {g.error.max():.1g}; {g.control.median():.1g} for the kernel of another network), {int(g.vanishes.sum())} vanish (upper half of the frequencies / lowest sixteenth: up to {g.decay.max():.2g})' for k,g in df.groupby('name', sort=False))
+    return Verdict('F4', 'The tangent-kernel law predicts the measured change of the spectrum, and vanishes at high frequency', worst(parts.values()), said, df.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #93a71785
+def _both(df, a, b, value, f=lambda v: v): # Runs of `waves.pictures` that reached 100% → `f(value)` of start `a` minus that of `b`, pair by pair
+    on = ['model','task.dataset','task.n_train','seed']
+    w = df[df.reached.astype(bool)].pivot(index=on, columns='labels', values=value)
+    return (f(w[a])-f(w[b])).dropna() if {a,b}<=set(w) else pd.Series(dtype=float)
+
+def _contrast(d, digits=1): # Differences → interval and how it is said, or `None`
+    if len(d)<2: return None,f'{len(d)} pairs in which both reached 100%'
+    o = interval(d)
+    return o,f'{_pm(o, digits)} in {len(d)} pairs'
+
+# %% ../nbs/60_claims.ipynb #fce41de4
+def f5(df:pd.DataFrame, # Runs of `waves.pictures`
+       scale:str|None=None # As in `f1`
+      )->Verdict:
+    "Does pre-training on random labels lower test accuracy at 100% training accuracy, and on swapped labels not?"
+    o = {(a,b):_contrast(_both(df, a, b, 'test_accuracy', lambda v: 100*v)) for a,b in (('random','none'),('swapped','none'),('swapped','random'))}
+    v = {k:c[0] and sign_verdict(c[0]['lo'], c[0]['hi']) for k,c in o.items()}
+    flip = {'✅':'❌', '❌':'✅', '➖':'➖'}
+    ok = '➖' if None in v.values() else worst([flip[v['random','none']], '❌' if v['swapped','none']=='❌' else '✅', v['swapped','random']])
+    left = int((~df.reached.astype(bool)).sum())
+    return Verdict('F5', 'Random-label pre-training lowers test accuracy at 100% training accuracy; consistently swapped labels do not', ok,
+                   'test accuracy in points: ' + '; '.join(f'{a} − {b} {s}' for (a,b),(_,s) in o.items()) + f'; {left} of {len(df)} runs did not reach 100% and do not count', df.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #6cb112ac
+def f6(df:pd.DataFrame, # Runs of `waves.pictures`
+       scale:str|None=None # As in `f1`
+      )->Verdict:
+    "Do random labels widen the histogram of the gradients at the pixels, before and after the right labels?"
+    asks = {'before, against swapped labels':('swapped','width0'), 'after, against none':('none','width1'), 'after, against swapped labels':('swapped','width1')}
+    o = {k:_contrast(_both(df, 'random', b, w, np.log2), 2) for k,(b,w) in asks.items()}
+    v = [c[0] and sign_verdict(c[0]['lo'], c[0]['hi']) for c in o.values()]
+    return Verdict('F6', 'Histograms of the gradients at the inputs widen with random-label pre-training', '➖' if None in v else worst(v),
+                   'width after random labels, in powers of 2: ' + '; '.join(f'{k} {s}' for k,(_,s) in o.items()), df.seed.nunique(), get_scale(scale))
+
+# %% ../nbs/60_claims.ipynb #117b7a36
+def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` → high minus low, signal by signal
+    names = dict(relu=('relu he, high','relu he'), gaussian=('gaussian','gaussian low'))[act]
+    high,low = (df[df.kind==k].set_index('signal.freqs')[value] for k in names)
+    d = (f(high)-f(low).loc[high.index]).dropna()
+    return interval(d) if len(d)>1 else dict(n=len(d), mean=np.nan, lo=np.nan, hi=np.nan)
+
+def _log10(v): return np.log10(v.where(v>0))   # away from a minimum a trace can be negative
+
+def f7(df:pd.DataFrame, # From `waves.label` of runs of `waves.minima`
+       scale:str|None=None # As in `f1`
+      )->Verdict:
+    "For Gaussian networks, does the worse generalizer, with the higher frequencies, sit in the flatter minimum?"
+    d = df.assign(error=100*df.error)
+    def of(act): return {k:_sides(d, act, k, f) for k,f in (('error',lambda v: v),('centroid0',lambda v: v),('trace',_log10),('top',_log10))}
+    def say(o): return f'error {_pm(o["error"])} points, centroid before {_pm(o["centroid0"], 2)}, trace × 10^{_pm(o["trace"], 2)}, largest eigenvalue × 10^{_pm(o["top"], 2)}'
+    g,r = of('gaussian'),of('relu')
+    ok = [sign_verdict(g[k]['lo'], g[k]['hi']) for k in ('error','centroid0')] + [sign_verdict(-g[k]['hi'], -g[k]['lo']) for k in ('trace','top')]
+    return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst(ok),
+                   f'high minus low bandwidth over {len(d)//4} signals: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', len(d)//4, get_scale(scale))
