@@ -196,6 +196,7 @@ from reinit_nb.core import Store
 put,done = Store.put,[]
 def slow(*a, **k):
     put(*a, **k); done.append(a); time.sleep(.1)
+    if len(done)==3: open('waiting', 'w').close()
     while len(done)>=3 and not os.path.exists('signalled'): time.sleep(.02)   # however slow the test is in sending its signal
 Store.put = slow
 from reinit_nb.cli import reinit_repro
@@ -206,10 +207,9 @@ sys.exit(reinit_repro())
 def test_interrupted_and_resumed(capsys):
     argv = ['synthetic','--scale','smoke','--out','o','--runs','kept']
     p = subprocess.Popen([sys.executable, '-c', _slow, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding='utf-8', env=env)
-    for _ in range(600):
-        if len(records('kept'))>=3 or p.poll() is not None: break
-        time.sleep(.1)
+    while not Path('waiting').exists() and p.poll() is None: time.sleep(.05)   # until it is between two runs, and nowhere else
     p.send_signal(signal.SIGINT)
+    time.sleep(.1)                                                             # it wakes up to the signal, not to the file
     Path('signalled').touch()
     out,err = p.communicate(timeout=60)
     assert p.returncode==130 and out=='' and 'Traceback' not in err
