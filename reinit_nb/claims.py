@@ -605,19 +605,19 @@ def z7(df:pd.DataFrame, # From `transfer.label` of `transfer.changes`
     return Verdict('Z7', claim, ok, f'reset − standard in points over {len(g)} task changes, wins:losses: {said} ({each}); not counted, since training ended no better than guessing: {left or "none"}; '
                    f'changes with frozen filters before the second task: {(frozen>0).sum()} of {len(frozen)}', df.seed.nunique(), get_scale(scale))
 
-# %% ../nbs/60_claims.ipynb #7236db00
+# %% ../nbs/60_claims.ipynb #da2b564e
 def z8(df:pd.DataFrame, # From `transfer.label` of `transfer.samples`
        scale:str|None=None # As in `z6`
       )->Verdict:
     "Does a reset need enough images?"
     claim,fine = 'A reset helps with many images and hurts with few',_learned(df, ('standard','reset'))
-    g = _gaps(df[df.setting.isin(fine)], 'reset', 'standard').pivot(index='seed', columns='setting', values='gain').dropna()*100
-    ends = {min(df.setting),max(df.setting)}
-    if len(ends)<2 or not ends<=set(g) or len(g)<2: return Verdict('Z8', claim, '➖', f'not measured: the networks learned with {", ".join(f"{o:g}" for o in sorted(fine)) or "no part"} of the images', df.seed.nunique(), get_scale(scale))
+    g = _gaps(df, 'reset', 'standard').pivot(index='seed', columns='setting', values='gain').dropna()*100
+    if g.shape[1]<2 or len(g)<2: return Verdict('Z8', claim, '➖', 'not measured: two numbers of images and two seeds are the least', df.seed.nunique(), get_scale(scale))
     o,grow = {f:interval(g[f]) for f in sorted(g)},interval(g[max(g)]-g[min(g)])
     parts = [sign_verdict(o[max(g)]['lo'], o[max(g)]['hi']), sign_verdict(-o[min(g)]['hi'], -o[min(g)]['lo']), sign_verdict(grow['lo'], grow['hi'])]
-    said = '; '.join(f'{f:g} of the images {_pm(v)}' for f,v in o.items())
-    return Verdict('Z8', claim, worst(parts), f'reset − standard in points: {said}; growth from few to many {_pm(grow)}', len(g), get_scale(scale))
+    said,bad = '; '.join(f'{f:g} of the images {_pm(v)}' for f,v in o.items()),[f'{f:g}' for f in g if f not in fine]
+    note = f'; not settled, since one of the two ended no better than guessing with {", ".join(bad)} of the images' if bad else ''
+    return Verdict('Z8', claim, '➖' if bad else worst(parts), f'reset − standard in points: {said}; growth from few to many {_pm(grow)}{note}', len(g), get_scale(scale))
 
 # %% ../nbs/60_claims.ipynb #75f1c2c0
 def _rank(x, y): # Spearman's correlation with an interval
