@@ -191,7 +191,8 @@ def test_runs_is_not_a_folder(refused):
 
 # Each record takes a moment longer to write, so that the signal arrives between two of them
 _slow = '''
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)   # a shell's background jobs ignore it
 from reinit_nb.core import Store
 put,done = Store.put,[]
 def slow(*a, **k):
