@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['PATHS', 'CHANGES', 'BATCH', 'EPOCHS', 'IMAGES', 'HEAT', 'DECAYS', 'RATES', 'FRACTIONS', 'INTERVENTIONS', 'HOT',
-           'LISTS', 'paper_row', 'change_runs', 'dose', 'matching_heat', 'thin_how', 'thin_task', 'tune_task',
-           'tune_how', 'change_table', 'pet_runs', 'changes', 'decays', 'rates', 'warm', 'samples', 'interventions',
-           'study', 'all_runs', 'label', 'gaps', 'settings_table', 'plot_settings', 'tradeoff', 'plot_tradeoff',
-           'variant_table', 'plot_gains', 'plot_samples', 'predicts', 'cost']
+           'LISTS', 'paper_row', 'change_runs', 'matching_heat', 'thin_how', 'thin_task', 'tune_task', 'tune_how',
+           'change_table', 'pet_runs', 'changes', 'decays', 'rates', 'warm', 'samples', 'interventions', 'study',
+           'all_runs', 'label', 'gaps', 'settings_table', 'plot_settings', 'tradeoff', 'plot_tradeoff', 'variant_table',
+           'plot_gains', 'plot_samples', 'predicts', 'cost']
 
-# %% ../nbs/59_transfer.ipynb #a1fb207d
+# %% ../nbs/59_transfer.ipynb #7f37c7dc
 import math
 from collections.abc import Sequence
 import numpy as np
@@ -20,6 +20,7 @@ from .path import Before,Learn
 from .reset import paper_resets
 from .sequence import PathRun
 from .stats import interval,summary
+from .stuck import exposure
 from .sweep import Engine
 from .vision import Task,catalogue,paper_tasks
 
@@ -63,24 +64,15 @@ def _width(name, pre, scale):
     if get_scale(scale)=='paper': return {}
     return dict(n_test=by_scale(100, 400, 400, scale)) if pre else dict(n_test=by_scale(100, 1000, 1000, scale), width=by_scale(1/16, 1/8, 1/8, scale))
 
-# %% ../nbs/59_transfer.ipynb #ff53f98b
-def dose(how:Learn, # Learning rate, decay, weight decay, momentum and epochs matter
-         steps:int # Of an epoch
-        )->float: # e-foldings
-    "How far weight decay alone shrinks a weight"
-    n = how.epochs*steps
-    rates = how.lr*how.decay**(np.arange(n)/steps)
-    return float(rates.sum()*how.wd/(1-how.momentum))
-
-# %% ../nbs/59_transfer.ipynb #99f6c8c7
+# %% ../nbs/59_transfer.ipynb #8f6aedb8
 EPOCHS,IMAGES,HEAT = 10,500,20.   # of a stage at laptop scale; what weight decay is multiplied by
 
 def matching_heat(steps:int=14, # Of an epoch
                   epochs:int=EPOCHS # Of a stage
                  )->float: # Factor of the weight decay
-    "What would give a thin stage the dose of the paper's (Table 6, 200 epochs of 351 steps)"
+    "What would give a thin stage the exposure of the paper's (Table 6, 200 epochs of 351 steps)"
     how = Learn(lr=.05, decay=.95, wd=.001, epochs=200)
-    return dose(how, int(.9*50_000)//BATCH)/dose(how.replace(epochs=epochs), steps)
+    return float(exposure(how, int(.9*50_000)//BATCH)[-1]/exposure(how.replace(epochs=epochs), steps)[-1])
 
 # %% ../nbs/59_transfer.ipynb #f3ae44ad
 def thin_how(how:Learn, # The paper's

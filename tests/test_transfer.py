@@ -7,7 +7,8 @@ from reinit_nb.core import ReinitError, load_results
 from reinit_nb.path import Before, Learn
 from reinit_nb.reset import paper_resets
 from reinit_nb.sequence import missing
-from reinit_nb.transfer import (CHANGES, DECAYS, HEAT, HOT, INTERVENTIONS, LISTS, RATES, all_runs, change_runs, change_table, changes, cost, decays, dose, gaps, interventions, label,
+from reinit_nb.stuck import exposure
+from reinit_nb.transfer import (CHANGES, DECAYS, HEAT, HOT, INTERVENTIONS, LISTS, RATES, all_runs, change_runs, change_table, changes, cost, decays, gaps, interventions, label,
                                 matching_heat, paper_row, plot_gains, plot_samples, plot_settings, plot_tradeoff, predicts, samples, study, thin_how, tradeoff, variant_table, warm)
 from reinit_nb.vision import Task
 
@@ -82,16 +83,16 @@ def test_recipes_without_data_are_there_and_say_what_is_missing(monkeypatch, tmp
     for c in ('SVHN to CIFAR-10','ImageNet to EMNIST (letters)','ImageNet to RESISC45','ImageNet to Patch Camelyon'):
         for at in ('laptop','paper'): assert 'no data found' in missing(change_runs(c, at)['reset'])
 
-# ---------------------------------------------------------------- dose
+# ---------------------------------------------------------------- exposure
 
 @pytest.mark.parametrize('how, steps', [(Learn(lr=.05, decay=.95, wd=.02, epochs=10), 14), (Learn(lr=.01, wd=.1, epochs=20), 5), (Learn(lr=.1, momentum=0., decay=.9, wd=.01, epochs=30), 3)])
-def test_dose_is_how_far_a_weight_shrinks(how, steps):
+def test_exposure_is_how_far_a_weight_shrinks(how, steps):
     w = v = 0.
     w = 1.
     for t in range(how.epochs*steps):
         v = how.momentum*v+how.wd*w
         w -= how.lr*how.decay**(t/steps)*v
-    assert -np.log(w)==pytest.approx(dose(how, steps), rel=.12)
+    assert -np.log(w)==pytest.approx(exposure(how, steps)[-1], rel=.12)
 
 def test_heat_is_below_what_would_match_the_paper():
     assert HEAT<matching_heat() and thin_how(Learn(wd=.001, epochs=200, patience=40), 'laptop').wd==pytest.approx(.001*HEAT)
