@@ -310,12 +310,13 @@ def reinit_repro(argv:list|None=None # Arguments; default: those of the command 
     "Re-run a study: the command `reinit_repro`"
     return command(parser(), _reproduce, argv)
 
-# %% ../nbs/70_cli.ipynb #cb56a3d5
+# %% ../nbs/70_cli.ipynb #a0b343d2
 _frozen_about = """Count the mutually frozen weights of a checkpoint (Zilly et al. 2021, Section 6.2): for each layer, the filters whose
 own weights (or the entries of their normalization) and whose columns in all next layers have an L2 norm below a cutoff."""
 
-_frozen_after = """FILE is a state dict written by torch.save, or a dict that holds one (model, state_dict, ...); it is read without running
-anything in it. With --arch resnet50_imagenet, FILE is the .npz of the ImageNet weights (default: the one in REINIT_DATA).
+_frozen_after = """FILE is a state dict written by torch.save, or a dict that holds one (model, state_dict, ...); it is read without
+running anything in it.
+With --arch resnet50_imagenet, FILE is the .npz of the ImageNet weights (default: the one in REINIT_DATA).
 
 examples:
   reinit_frozen model.pth --arch resnet18
@@ -451,7 +452,7 @@ def claim_lines(df:pd.DataFrame # From `scorecard.table`
     head = f'{"":<54}{"effect that decides [95%]":<34}{"paper":>7}'
     return '\n'.join([head, *lines])
 
-# %% ../nbs/70_cli.ipynb #294a02eb
+# %% ../nbs/70_cli.ipynb #aefeba8c
 def _fill(name, text): # `name: text` in 100 columns
     return textwrap.fill(text, 100, initial_indent=f'  {name:<11}', subsequent_indent=' '*13) if text else None
 
@@ -459,7 +460,7 @@ def claim_text(r # Row of `scorecard.table`
               )->str:
     "Everything that is known about one claim"
     paper = f'{scorecard.theirs(r)} for the same; ' if pd.notna(r.theirs_value) else ''
-    parts = [f'{_sign(r.verdict)} {r.id}  {r.short}', _fill('claim', r.claim), _fill('paper', f'{scorecard.PAPERS[r.paper]}, {r["where"]}'), _fill('they have', f'{paper}{r.theirs}'.strip('; ')),
+    parts = [f'{_sign(r.verdict)} {r.id}  {r.short}', _fill('claim', r.claim), _fill('paper', f'{r["where"]} of {scorecard.PAPERS[r.paper]}'), _fill('they have', f'{paper}{r.theirs}'.strip('; ')),
              _fill('we have', f'{r.measure}: {scorecard.amount(r)}; n={r.n}, {r["scale"]} scale'), _fill('in full', r.measured), _fill('notebook', f'nbs/{r.notebook}')]
     return '\n'.join(o for o in parts if o)
 
