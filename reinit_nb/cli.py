@@ -452,7 +452,7 @@ def claim_lines(df:pd.DataFrame # From `scorecard.table`
     head = f'{"":<54}{"effect that decides [95%]":<34}{"paper":>7}'
     return '\n'.join([head, *lines])
 
-# %% ../nbs/70_cli.ipynb #aefeba8c
+# %% ../nbs/70_cli.ipynb #ea1b2e93
 def _fill(name, text): # `name: text` in 100 columns
     return textwrap.fill(text, 100, initial_indent=f'  {name:<11}', subsequent_indent=' '*13) if text else None
 
@@ -461,7 +461,7 @@ def claim_text(r # Row of `scorecard.table`
     "Everything that is known about one claim"
     paper = f'{scorecard.theirs(r)} for the same; ' if pd.notna(r.theirs_value) else ''
     parts = [f'{_sign(r.verdict)} {r.id}  {r.short}', _fill('claim', r.claim), _fill('paper', f'{r["where"]} of {scorecard.PAPERS[r.paper]}'), _fill('they have', f'{paper}{r.theirs}'.strip('; ')),
-             _fill('we have', f'{r.measure}: {scorecard.amount(r)}; n={r.n}, {r["scale"]} scale'), _fill('in full', r.measured), _fill('notebook', f'nbs/{r.notebook}')]
+             _fill('we have', f'{scorecard.effect(r)}; n={r.n}, {r["scale"]} scale'), _fill('in full', r.measured), _fill('notebook', f'nbs/{r.notebook}')]
     return '\n'.join(o for o in parts if o)
 
 # %% ../nbs/70_cli.ipynb #aa20f4bd
@@ -499,7 +499,7 @@ def bench_parser()->argparse.ArgumentParser:
     p.add_argument('--repeats', type=int, metavar='N', help='times that each way gets its turn (default: 5, callbacks 7)')
     return p.json()
 
-# %% ../nbs/70_cli.ipynb #4c83399c
+# %% ../nbs/70_cli.ipynb #f3783fa5
 def _bench_run(a):
     "Time, and print"
     import torch
@@ -508,7 +508,7 @@ def _bench_run(a):
     n = {'ensemble':5, 'callbacks':7}[a.what] if a.repeats is None else a.repeats
     for k,v in dict(seeds=a.seeds, steps=a.steps, batches=a.batches, repeats=n).items(): check_number(f'--{k}', v, 1, integer=True)
     _say(f'timing, {n} repeats …')
-    t = bench(a.seeds, a.steps, n) if a.what=='ensemble' else bench_callbacks(batches=a.batches, repeats=n)
+    t = bench(a.seeds, a.steps, n, show=not a.json) if a.what=='ensemble' else bench_callbacks(batches=a.batches, repeats=n, show=not a.json)
     said = {k:v for k,v in vars(a).items() if k!='json'} | dict(repeats=n, threads=torch.get_num_threads(), ways=t.set_index(t.columns[0]).to_dict('index'), **provenance())
     print(_to_json(said) if a.json else text_table(t))
 
