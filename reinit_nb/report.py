@@ -182,7 +182,7 @@ def figure_html(fig, # As in `png`
     return (f'<figure><img alt="{escape(alt)}" width="{w}" height="{h}" style="min-width:min(32rem,{w}px)" '
             f'src="data:image/png;base64,{base64.b64encode(data).decode()}">{below}</figure>')
 
-# %% ../nbs/61_report.ipynb #a93ce56b
+# %% ../nbs/61_report.ipynb #dcedb685
 _light = '--bg:#fff;--fg:#1d2126;--dim:#59626e;--line:#dde1e7;--head:#f5f6f8;--link:#0b57b0;--mark:#fff4cc;--good:#1a7f42;--bad:#c0312b;--open:#6b7480'
 _dark = '--bg:#14171b;--fg:#e4e7eb;--dim:#a3acb8;--line:#333b45;--head:#1d2228;--link:#8ab8f5;--mark:#3d3517;--good:#5cc98a;--bad:#ff8a80;--open:#a3acb8'
 _css = ':root{color-scheme:light;' + _light + '}\n@media screen and (prefers-color-scheme:dark){:root:not([data-theme=light]){color-scheme:dark;' + _dark + '}}\n' + \
@@ -192,7 +192,8 @@ html{-webkit-text-size-adjust:100%;scroll-padding-top:1rem}
 body{margin:0 auto;max-width:62rem;padding:2rem 1rem 4rem;background:var(--bg);color:var(--fg);font:1rem/1.6 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;overflow-wrap:break-word}
 h1{font-size:clamp(1.6rem,1.2rem + 1.6vw,2.2rem);line-height:1.15;letter-spacing:-.015em;margin:0 0 .4rem;text-wrap:balance}
 h2{font-size:1.4rem;line-height:1.25;letter-spacing:-.01em;margin:3.2rem 0 .6rem;padding-top:1rem;border-top:1px solid var(--line)}
-h3{font-size:1.12rem;line-height:1.3;margin:2.2rem 0 .5rem}
+h3{font-size:1.2rem;line-height:1.3;margin:2.6rem 0 .5rem}
+h4{font-size:1rem;line-height:1.35;margin:2rem 0 .4rem}
 p,li{max-width:44rem}
 p{margin:.6rem 0}
 .dim,footer,caption,figcaption,output{color:var(--dim)}
@@ -210,6 +211,10 @@ summary{cursor:pointer;color:var(--link);width:fit-content}
 .tiles li{padding:.8rem 1rem;background:var(--head);border-radius:10px;max-width:none}
 .tiles b{display:block;font-size:2rem;line-height:1.1;font-weight:650;font-variant-numeric:tabular-nums;letter-spacing:-.02em}
 .tiles span{color:var(--dim);font-size:.9rem}
+.claims{list-style:none;padding:0;margin:1rem 0}
+.claims li{padding:.6rem 0 .6rem .9rem;border-left:3px solid var(--line);margin:.5rem 0;max-width:46rem}
+.claims li:target{border-left-color:var(--link);background:var(--mark)}
+.claims p{font-size:.9rem;margin:.3rem 0 0}
 .good b,b.good{color:var(--good)} .bad b,b.bad{color:var(--bad)} .open b,b.open{color:var(--open)}
 '''
 
@@ -283,7 +288,7 @@ theme.onclick = () => { document.documentElement.dataset.theme = now() == 'dark'
 dark.onchange = say; theme.hidden = false; say();
 '''
 
-# %% ../nbs/61_report.ipynb #b1178446
+# %% ../nbs/61_report.ipynb #f8817b07
 def _slug(s, taken):
     "An id for heading `s`, different from those `taken`"
     base = re.sub(r'\W+', '-', str(s).lower()).strip('-') or 'section'
@@ -298,7 +303,7 @@ def _section(part, taken, level=2):
         raise ReinitError(f'a part of a page is a string of HTML or a tuple (heading, HTML, …), not {type(part).__name__}')
     (head,*body),id = part,_slug(part[0], taken)
     body,links = zip(*(_section(o, taken, level+1) for o in body)) if body else ((),())
-    more = f'<ul>{"".join(links)}</ul>' if any(links) else ''
+    more = f'<ul>{"".join(links)}</ul>' if any(links) and level<3 else ''
     return '\n'.join([f'<section id="{id}">', f'<h{level}>{escape(head)}</h{level}>', *body, '</section>']),f'<li><a href="#{id}">{escape(head)}</a>{more}</li>'
 
 # %% ../nbs/61_report.ipynb #f8bddb02
