@@ -104,7 +104,10 @@ def block(name:str, # One of `STUDIES`
     def add(f): BLOCKS[name].append((title,f)); return f
     return add
 
-# %% ../nbs/65_digest.ipynb #e7c91ac3
+# %% ../nbs/65_digest.ipynb #d27b8fd3
+def _short(e, res): return str(e).replace(f'{res.path}/', '')   # the page should not tell whose folder it was
+def _not_shown(e, res): return f'<p class="dim missing">Not shown: {escape(_short(e, res))}</p>'
+
 def blocks(name:str, # One of `STUDIES`
            res:Source # What there is
           )->list: # Parts of a page
@@ -112,7 +115,7 @@ def blocks(name:str, # One of `STUDIES`
     parts = []
     for title,f in BLOCKS[name]:
         try: parts.append((title, *f(res)))
-        except ReinitError as e: parts.append((title, f'<p class="dim missing">Not shown: {escape(e)}</p>'))
+        except ReinitError as e: parts.append((title, _not_shown(e, res)))
     return parts
 
 # %% ../nbs/65_digest.ipynb #75e889f2
@@ -321,13 +324,13 @@ def sparse_block(res):
     t = stuck.table1(res.part('frozen_sparse'))
     return table_html(t, 'Sparsity, frozen filters and accuracy in percent'),picture(stuck.plot_table1(t), f'Test accuracy by measured sparsity for three kinds of zeros, and the dense network as a dotted line. Means over levels: {ranking(t.groupby("kind")["test"].mean())}.')
 
-# %% ../nbs/65_digest.ipynb #3b2e4d04
+# %% ../nbs/65_digest.ipynb #28fa96e3
 @block('stuck', 'Eigenvalues, flows, and the ImageNet ResNet-50')
 def looks_block(res):
     parts = []
     for k,title in (('frozen_eigenvalues','Eigenvalues at zero, against the formula'), ('frozen_flow','Random problems from tiny starts: how many leave zero'), ('frozen_imagenet','Frozen filters in the ImageNet ResNet-50')):
         try: t = res.part(k)
-        except ReinitError as e: parts.append(f'<p class="dim missing">Not shown: {escape(e)}</p>'); continue
+        except ReinitError as e: parts.append(_not_shown(e, res)); continue
         parts.append(table_html(t.drop(columns=['recipe','format',*PROVENANCE], errors='ignore').dropna(axis=1, how='all'), title))
     return parts
 
@@ -430,14 +433,14 @@ def minima_block(res):
     return (table_html(t, 'Random signals from eight points: error, and the Hessian beside the paper\'s; ratios are to be compared', digits=3),
             picture(waves.plot_predictors(every), f'Interpolation error of {len(every)} networks by spectrum and by sharpness. Rank correlations: {", ".join(f"{k} {v:+.2f}" for k,v in r.items())}.', 'Which predicts better, the spectrum before training or sharpness at the end?'))
 
-# %% ../nbs/65_digest.ipynb #3af03382
+# %% ../nbs/65_digest.ipynb #0af20505
 def judge(res:Source # What there is
          )->pd.DataFrame: # As `scorecard.table`; `verdict` is empty where there is no evidence, and `measured` says why
     "All claims, judged by what there is"
     rows,nothing = [],dict(verdict='', n=0, scale=res.scale, measure='', unit='', **dict.fromkeys(('value','lo','hi','null','theirs_value'), np.nan))
     for c in all_claims().itertuples(index=False):
         try: rows.append(scorecard._row(c, scorecard.verdict(c.id, res)))
-        except ReinitError as e: rows.append(c._asdict() | nothing | dict(measured=f'not judged: {e}'))
+        except ReinitError as e: rows.append(c._asdict() | nothing | dict(measured=f'not judged: {_short(e, res)}'))
     return pd.DataFrame(rows, columns=list(scorecard.COLUMNS))
 
 def count(df:pd.DataFrame # From `judge`
@@ -459,7 +462,7 @@ def claims_table(df:pd.DataFrame # From `judge`
                       'paper':df.paper.map(TITLES), 'where':df['where'], 'study':[link(Path(o).stem.replace('_', ' '), _home(o)) for o in df.notebook]})
     return table_html(t, 'All claims; a click on a header sorts', ids=list(df.id), filters=['verdict','paper'])
 
-# %% ../nbs/65_digest.ipynb #aba5c2eb
+# %% ../nbs/65_digest.ipynb #2e5abf0c
 def headline(df:pd.DataFrame # From `judge`
             )->str:
     "The scorecard in four numbers, and by paper"
@@ -470,7 +473,7 @@ def headline(df:pd.DataFrame # From `judge`
     some = [(len(df),'claims'), (n['✅'],'hold','good'), (n['❌'],'fail','bad'), (n['➖'],'stay open','open')]
     return tiles(*some, *[(left,'not judged: no evidence here')]*bool(left)) + table_html(by, 'By paper')
 
-_reading = ('A claim holds if the effect is there, with its 95% interval on the side that the claim names; it fails if the interval is on the other side, and stays open if it allows both. A claim that says several things is as good as its weakest part, and that part is the number shown.',
+_reading = ('A claim holds if the effect is there, with its 95% interval on the side that the claim names; it fails if the interval is on the other side, and stays open if it allows both. Where a claim allows a tie, a tie will do. A claim that says several things is as good as its weakest part, and that part is the number shown.',
             'Most runs are small: thin networks, few images, few steps. A verdict says what happens at the scale that stands beside it, not that a paper is wrong.')
 
 # %% ../nbs/65_digest.ipynb #9ebb56b1

@@ -122,10 +122,10 @@ def sort_values(col:pd.Series, # Cells
     if some and sum(map(bool, led))==len(some): return [float(m[0].replace(',', '').replace('−', '-')) if m else None for m in led]
     return [getattr(v, 'sort', None) for v in col]
 
-# %% ../nbs/61_report.ipynb #7c16924f
+# %% ../nbs/61_report.ipynb #725f2247
 def _cells(name, num, col, texts):
     "The cells of one column, header first"
-    c = ' class="num"' if num else ' class="long"' if max(map(len, texts), default=0)>28 else ''
+    c = ' class="num"' if num else ' class="long"' if max(map(len, texts), default=0)>34 else ''
     value = ('' if v is None else f' data-v="{escape(repr(v) if isinstance(v, (int, float)) else v)}"' for v in sort_values(col, texts))
     return [f'<th scope="col"{c}>{escape(name)}</th>', *(f'<td{c}{v}>{o if isinstance(o, Markup) else escape(t)}</td>' for v,o,t in zip(value, col, texts))]
 
@@ -192,7 +192,7 @@ def figure_html(fig, # As in `png`
     return (f'<figure><img alt="{escape(alt)}" width="{w}" height="{h}" style="min-width:min(32rem,{w}px)" '
             f'src="data:image/png;base64,{base64.b64encode(data).decode()}">{below}</figure>')
 
-# %% ../nbs/61_report.ipynb #7ac73a54
+# %% ../nbs/61_report.ipynb #e7ae096c
 _light = '--bg:#fff;--fg:#1d2126;--dim:#59626e;--line:#dde1e7;--head:#f5f6f8;--link:#0b57b0;--mark:#fff4cc;--good:#1a7f42;--bad:#c0312b;--open:#5d6672'
 _dark = '--bg:#14171b;--fg:#e4e7eb;--dim:#a3acb8;--line:#333b45;--head:#1d2228;--link:#8ab8f5;--mark:#3d3517;--good:#5cc98a;--bad:#ff8a80;--open:#a3acb8'
 _css = ':root{color-scheme:light;' + _light + '}\n@media screen and (prefers-color-scheme:dark){:root:not([data-theme=light]){color-scheme:dark;' + _dark + '}}\n' + \
@@ -227,14 +227,14 @@ summary{cursor:pointer;color:var(--link);width:fit-content}
 .claims li:target{background:var(--mark)}
 .claims p{font-size:.9rem;margin:.3rem 0 0}
 .v{white-space:nowrap;font-weight:600}
-.v::before{content:"";display:inline-block;width:.62em;height:.62em;margin-right:.45em;border-radius:50%;background:currentColor}
+.v::before{content:"";box-sizing:border-box;display:inline-block;width:.62em;height:.62em;margin-right:.45em;border-radius:50%;background:currentColor}
 .v.bad::before{border-radius:1px;transform:rotate(45deg) scale(.9)}
 .v.open::before,.v.none::before{background:none;border:.14em solid currentColor}
 .v.good,.good>b{color:var(--good)} .v.bad,.bad>b{color:var(--bad)} .v.open,.open>b,.v.none{color:var(--open)}
 .claims .good{border-left-color:var(--good)} .claims .bad{border-left-color:var(--bad)}
 '''
 
-# %% ../nbs/61_report.ipynb #a35654ac
+# %% ../nbs/61_report.ipynb #2831ec78
 _css += '''
 .scroll{overflow-x:auto;margin:1rem 0;max-width:100%}
 table{border-collapse:collapse;font-size:.9rem;line-height:1.45}
@@ -242,7 +242,7 @@ caption{text-align:left;padding:0 0 .4rem;caption-side:top}
 th,td{padding:.35rem .7rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 th,td{white-space:nowrap;font-variant-numeric:tabular-nums}
 th{background:var(--head);font-weight:600}
-td.long{white-space:normal;min-width:15rem}
+td.long{white-space:normal;min-width:17rem}
 .num{text-align:right}
 tr>:first-child:not(.long){position:sticky;left:0;background:var(--bg);z-index:1}
 tr>th:first-child:not(.long){background:var(--head)}
@@ -257,8 +257,8 @@ th[aria-sort=descending] button::after{content:"\\2193";opacity:1}
 figure{margin:1.2rem 0;overflow-x:auto;max-width:100%}
 figcaption{font-size:.9rem;max-width:44rem}
 img{max-width:100%;height:auto;border-radius:4px}
-@media screen and (prefers-color-scheme:dark){:root:not([data-theme=light]) img{filter:invert(.92) hue-rotate(180deg)}}
-@media screen{:root[data-theme=dark] img{filter:invert(.92) hue-rotate(180deg)}}
+@media screen and (prefers-color-scheme:dark){:root:not([data-theme=light]) img{filter:invert(.92) hue-rotate(180deg);mix-blend-mode:lighten}}
+@media screen{:root[data-theme=dark] img{filter:invert(.92) hue-rotate(180deg);mix-blend-mode:lighten}}
 @media (min-width:80rem){body.side{max-width:80rem;display:grid;grid-template-columns:14rem minmax(0,1fr);column-gap:3rem}
 .side>header,.side>footer,.side>main{grid-column:2}.side>nav{grid-column:1;grid-row:1/span 3}.side>nav>ul{position:sticky;top:2rem;display:block;margin:0;max-height:calc(100vh - 4rem);overflow-y:auto}
 .side nav li{margin:.35rem 0;line-height:1.35}.side nav ul ul{display:block;margin:.2rem 0 .6rem;padding-left:.9rem;border-left:1px solid var(--line)}.side nav a{text-decoration:none}.side nav a:hover{text-decoration:underline}}
