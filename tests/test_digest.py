@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from browser import browser, needs_browser
 from reinit_nb import study
+from reinit_nb.cli import reinit_report
 from reinit_nb.core import ReinitError, Store
 from reinit_nb.digest import BLOCKS, STUDIES, complete_lists, count, digest, distinct, ends, main_scale, ranking, read_runs, runs_table, store_digest, write_digest
 from reinit_nb.ensemble import MLPRun
@@ -120,6 +121,36 @@ def test_complete_list_is_judged(tmp_path, store):
     h = digest(s.root)
     assert all(f'<tr id="{o}">' in h for o in ('R1','R2','R3')) and '<tr id="R4">' not in h and 'smoke runs' in h and 'No claim is judged' not in h
     assert STUDIES['synthetic'].title in unescape(h) and STUDIES['spectra'].title not in unescape(h)
+
+# ---------------------------------------------------------------- the command
+
+def test_command(tmp_path, store, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert reinit_report([str(store.root), '--out', 'new/mine.html'])==0
+    out,err = capsys.readouterr()
+    assert out.splitlines()==[f'The page: {Path("new/mine.html")}'] and 'reading runs' in err
+    assert reinit_report([str(store.root), '--out', 'new/mine.html', '--json'])==0                   # ours: may be replaced
+    d = json.loads(capsys.readouterr().out)
+    assert d['page']==str(Path('new/mine.html')) and d['bytes']==Path('new/mine.html').stat().st_size>5000
+    assert [o.name for o in Path('new').iterdir()]==['mine.html']                                    # nothing is left behind
+
+@pytest.mark.parametrize('argv, said', [(['nowhere'], 'nowhere is not there'), (['mine.txt'], 'mine.txt is a file'), (['.'], 'neither results'), (['.','--out','mine.txt'], 'no page of ours'),
+                                        (['.','--out','.'], 'is a folder'), (['.','--out','mine.txt/x.html'], 'is a file'), (['--scale','huge'], 'huge'), (['--wrong'], 'see reinit_report --help')])
+def test_command_says_what_is_wrong(tmp_path, capsys, monkeypatch, argv, said):
+    monkeypatch.chdir(tmp_path); Path('mine.txt').write_text('mine')
+    assert reinit_report(argv)==2
+    out,err = capsys.readouterr()
+    assert out=='' and said in err and err.startswith('reinit_report: ') and err.count('\n')==1
+    assert [o.name for o in tmp_path.iterdir()]==['mine.txt'] and Path('mine.txt').read_text()=='mine'
+
+def test_command_names_a_damaged_file(tmp_path, capsys):
+    (tmp_path/'waves_laws_laptop.csv').write_text((RESULTS/'waves_laws_laptop.csv').read_text()[:-40])
+    assert reinit_report([str(tmp_path), '--out', str(tmp_path/'x.html')])==2
+    assert 'waves_laws_laptop.csv is cut short or damaged' in capsys.readouterr().err and not (tmp_path/'x.html').exists()
+
+def test_command_help(capsys):
+    assert reinit_report(['--help'])==0
+    assert all(o in capsys.readouterr().out for o in ('DIR','--out','--scale','--open','--json','exit code'))
 
 # ---------------------------------------------------------------- in a browser
 
