@@ -150,7 +150,8 @@ def test_command_names_a_damaged_file(tmp_path, capsys):
 
 def test_command_help(capsys):
     assert reinit_report(['--help'])==0
-    assert all(o in capsys.readouterr().out for o in ('DIR','--out','--scale','--open','--json','exit code'))
+    out = capsys.readouterr().out
+    assert all(o in out for o in ('DIR','--out','--scale','--open','--json','exit code'))
 
 # ---------------------------------------------------------------- in a browser
 
