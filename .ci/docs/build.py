@@ -80,8 +80,8 @@ def outside_code(f, md):
 
 def slug(title):
     "The identifier that Pandoc, and so Quarto, gives a heading"
-    s = re.sub(r'[^\w\s.-]', '', re.sub(r'\s+', ' ', title.strip())).replace(' ', '-').lower()
-    return re.sub(r'^[^a-z]+', '', s) or 'section'
+    s = '-'.join(re.sub(r'[^\w\s.-]', '', title).lower().split())
+    return re.sub(r'^[\W\d_]+', '', s) or 'section'
 
 def attributes(s):
     "`#id .class key=\"value\"` as (id, classes, dict)"
