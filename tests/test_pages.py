@@ -295,6 +295,7 @@ def translated(md, page='experiments/a.ipynb'):
 def test_links_are_translated():
     assert translated('[x](../32_lw.ipynb#a) [y](b.ipynb)') == '[x](../lw.ipynb#a) [y](b.ipynb)'
     assert translated('[`L`](https://h.io/r/lw.html#l.m)') == '[`L`](../lw.ipynb#l.m)' and translated('[`L`](https://h.io/r/lw.html#l)', 'index.ipynb') == '[`L`](lw.ipynb#l)'
+    assert translated('[`_l`](https://h.io/r/lw.html#_l)') == '`_l`'
     assert translated('[l](../../LICENSE)') == '[l](https://git/r/blob/main/LICENSE)' and translated('[o](https://h.io/other)') == '[o](https://h.io/other)'
     assert translated('```\n[x](../32_lw.ipynb)\n```') == '```\n[x](../32_lw.ipynb)\n```'
     assert translated('[s](https://a.b){target="_blank" style="x:y"}') == '[s](https://a.b)' and translated('![i](i.png){width=50%}') == '![i](i.png){width=50%}'

@@ -136,6 +136,8 @@ class Links:
         return url
     def __call__(self, md):
         def sub(m): return m[1] + self.target(m[2]) + m[3]
+        # nbdev links names that begin with _, too, and documents none of them
+        md = re.sub(r'\[(`_\w+`)\]\(' + re.escape(site_url(self.cfg)) + r'/[^)\s]*\)', r'\1', md)
         md = re.sub(r'(\]\()([^)\s]+)([^)]*\))', sub, md)
         # attributes that MyST does not know would be shown
         return re.sub(r'(\]\([^)\n]*\))\{(?![^}\n]*(?:width|height|\.|#))[^}\n]*\}', r'\1', md)

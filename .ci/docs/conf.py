@@ -33,6 +33,7 @@ html_theme = 'furo'
 html_title = cfg['title']
 html_baseurl = build.site_url(cfg) + '/'
 html_static_path = [str(root/'nbs/styles.css')]
+html_favicon = str(root/'nbs/images/favicon.svg')
 html_css_files = ['styles.css']
 html_extra_path = [str(root/'nbs/llms.txt')]
 html_theme_options = dict(navigation_with_keys=True, top_of_page_buttons=[])
@@ -60,4 +61,4 @@ def name_sections(app, doctree):
 
 def setup(app):
     app.connect('build-finished', copy_mathjax)
-    app.connect('doctree-read', name_sections)
+    app.connect('doctree-read', name_sections, priority=1)   # before the contents are collected
