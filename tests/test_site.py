@@ -48,10 +48,15 @@ class Html(HTMLParser):
     "Identifiers, links and what a page loads"
     def __init__(self, path):
         super().__init__()
-        self.ids,self.links,self.loads = [],[],[]
+        self.ids,self.links,self.loads,self.output = [],[],[],0
         self.feed(path.read_text(encoding='utf-8'))
+    def handle_endtag(self, tag):
+        if tag == 'div' and self.output: self.output -= 1
     def handle_starttag(self, tag, attrs):
         d = dict(attrs)
+        if tag == 'div' and (self.output or 'text_html' in (d.get('class') or '').split()): self.output += 1
+        # html that a cell shows may be a piece of another page, and lead to other pieces of it
+        if self.output and (d.get('href') or '').startswith('#'): return
         if d.get('id'): self.ids.append(d['id'])
         if tag == 'a' and d.get('href'): self.links.append(d['href'])
         if tag in ('script', 'img', 'source', 'iframe') and d.get('src'): self.loads.append(d['src'])
