@@ -8,7 +8,7 @@ __all__ = ['VERDICTS', 'PAIR', 'FEATURES', 'Verdict', 'worst', 'scorecard', 'r1'
            'c7', 'c8', 'c9', 'rough', 'c10', 'c11', 'z1', 'z2', 'z3', 'z4', 'z5', 'z10', 'z6', 'z7', 'z8', 'z9', 'z11',
            'f1', 'f2', 'f3', 'f4', 'f5', 'f6', 'f7']
 
-# %% ../nbs/60_claims.ipynb #02fabee5
+# %% ../nbs/60_claims.ipynb #2df5e354
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -17,13 +17,13 @@ import pandas as pd
 from scipy import stats
 from .cnn import KEYS, gains, ratios
 from .core import check_choice, paper_table, scale as get_scale
-from .cover import cover_agreement
+from .cover import clopper_pearson, cover_agreement
 from .reinit import METHODS
 from .reservoir import DATASETS, default, paper, pick, versus
 from .stats import decision_tree, holm, interval, paired, pairwise, sign_test, sign_verdict
 from .study import FACTOR, last_round, table5, table5_name
 
-# %% ../nbs/60_claims.ipynb #7bc0b032
+# %% ../nbs/60_claims.ipynb #152dd313
 VERDICTS = ('✅','❌','➖')
 
 @dataclass(frozen=True)
@@ -35,15 +35,24 @@ class Verdict:
     measured:str  # The numbers behind it
     n:int         # Seeds; for a table of the paper, experiments
     scale:str     # At which it was measured
+    value:float|None=None # The effect that decides: of several, the one that speaks least for the claim
+    lo:float|None=None    # Its 95% interval, where there is one
+    hi:float|None=None
+    unit:str=''           # Of the three
+    null:float|None=None  # The value that speaks neither for nor against the claim
+    measure:str=''        # What the effect is, in a few words
     def __post_init__(self): check_choice('verdict', self.verdict, VERDICTS)
 
 def worst(verdicts:Sequence[str])->str: # ❌ before ➖ before ✅
     "The verdict on a claim that says several things at once"
     return next(v for v in ('❌','➖','✅') if v in list(verdicts))
 
-def scorecard(verdicts:Sequence[Verdict])->pd.DataFrame: # One row for each claim
+def scorecard(verdicts:Sequence[Verdict], # As many as there are
+              numbers:bool=False # With value, lo, hi, unit, null and measure?
+             )->pd.DataFrame: # One row for each claim
     "Verdicts as a table"
-    return pd.DataFrame([asdict(v) for v in verdicts])
+    t = pd.DataFrame([asdict(v) for v in verdicts])
+    return t if numbers else t.iloc[:,:6]
 
 # %% ../nbs/60_claims.ipynb #ef8e92c7
 def _percent(df): # Ends of runs, accuracies in %, α as a column of its own
@@ -53,7 +62,30 @@ def _percent(df): # Ends of runs, accuracies in %, α as a column of its own
 def _pm(o, digits=1): # A difference and its interval
     return f'{o["mean"]:+.{digits}f} ' + ('(one seed, no interval)' if o['n']==1 else f'[{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]')
 
-# %% ../nbs/60_claims.ipynb #379eaa03
+# %% ../nbs/60_claims.ipynb #4bf530db
+def _effect(measure, o, unit='points', sign=1, null=0., ok=None): # One comparison as a number; `sign=-1`: subtracted the other way round
+    if o is None: return None
+    mean,(lo,hi) = o['mean'] if 'mean' in o else o['gap'],(o['lo'],o['hi'])[::sign]
+    return dict(measure=measure, value=float(sign*mean), lo=float(sign*lo), hi=float(sign*hi), unit=unit, null=null, ok=ok)
+
+def _not_worse(measure, o, ok, **kw): # A part that asks for no difference: it decides only where it fails
+    return _effect(measure, o, ok=ok, **kw) if ok=='❌' else None
+
+def _support(e, direction=1): # (how bad, how far above the null in half widths of the interval): the smaller, the weaker
+    v,lo,hi = (direction*(e[k]-e['null']) for k in ('value','lo','hi'))
+    lo,hi = (lo,hi)[::direction]
+    half = (hi-lo)/2
+    return '❌➖✅'.index(e['ok'] or sign_verdict(lo, hi)), v/half if half>0 else np.sign(v)*np.inf
+
+def _weakest(effects, direction=1): # Of several effects the one that decides, as arguments of a `Verdict`
+    some = [e for e in effects if e is not None]
+    return {k:v for k,v in min(some, key=lambda e: _support(e, direction)).items() if k!='ok'} if some else {}
+
+def _share(k, n): # k of n, in percent, with the exact interval
+    lo,hi = clopper_pearson(int(k), int(n)) if n else (0.,1.)
+    return dict(mean=100*k/n if n else np.nan, lo=100*lo, hi=100*hi, n=n)
+
+# %% ../nbs/60_claims.ipynb #f5d24d24
 def r1(df:pd.DataFrame, # Runs of `study.table1_recipes`
        scale:str|None=None # At which they were run; default: as in `core.scale`
       )->Verdict:
@@ -66,22 +98,23 @@ def r1(df:pd.DataFrame, # Runs of `study.table1_recipes`
     said = ', '.join(f'{m} {_pm(o)}' for m,o in gain.items())
     return Verdict('R1', 'At α=1 every method but DSD beats a compute-matched BL; all reach 100% training accuracy',
                    worst([fits, *(sign_verdict(o['lo'], o['hi']) for o in gain.values())]),
-                   f'gain over BL in points: {said}; lowest mean training accuracy {train:.2f}%', at1.seed.nunique(), get_scale(scale))
+                   f'gain over BL in points: {said}; lowest mean training accuracy {train:.2f}%', at1.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'{m} − BL at α=1', o) for m,o in gain.items()]))
 
-# %% ../nbs/60_claims.ipynb #7df7e8d9
+# %% ../nbs/60_claims.ipynb #a8bc79d3
 def r2(df:pd.DataFrame, # Runs of `study.table1_recipes`
        scale:str|None=None # At which they were run; default: as in `core.scale`
       )->Verdict:
     "Is LW best or tied at every α?"
-    said,ok = [],[]
+    said,ok,effects = [],[],[]
     for alpha,d in _percent(df).groupby('alpha'):
         lead = {m:paired(d, 'LW', m, 'test') for m in METHODS if m!='LW'}
         m,o = min(lead.items(), key=lambda kv: kv[1]['mean'])
         ok.append('➖' if np.isnan(o['lo']) else '❌' if any(v['hi']<0 for v in lead.values()) else '✅')
-        said.append(f'α={alpha:g}: {_pm(o)} to {m}')
-    return Verdict('R2', 'LW is best or tied at every α', worst(ok), 'lead of LW over the best other method in points: ' + '; '.join(said), df.seed.nunique(), get_scale(scale))
+        said.append(f'α={alpha:g}: {_pm(o)} to {m}'); effects.append(_effect(f'LW − {m} at α={alpha:g} (a tie will do)', o, ok=ok[-1]))
+    return Verdict('R2', 'LW is best or tied at every α', worst(ok), 'lead of LW over the best other method in points: ' + '; '.join(said), df.seed.nunique(), get_scale(scale), **_weakest(effects))
 
-# %% ../nbs/60_claims.ipynb #175a9363
+# %% ../nbs/60_claims.ipynb #38dff097
 def r3(df:pd.DataFrame, # Runs of `study.table5_recipes`
        factor:float=FACTOR, # As in `study.table5`
        scale:str|None=None # At which they were run; default: as in `core.scale`
@@ -97,9 +130,10 @@ def r3(df:pd.DataFrame, # Runs of `study.table5_recipes`
     said = '; '.join(f'{m} {mean[m,p]:.2f} at {p:g}' for m,p in best.items())
     return Verdict('R3', 'With L2, Rescaling and LW beat the best baseline and want less penalty',
                    worst([*(sign_verdict(o['lo'], o['hi']) for o in gain.values()), *('✅' if o else '❌' for o in less.values())]),
-                   f'best of six penalties: {said}; gain ' + ', '.join(f'{m} {_pm(o, 2)}' for m,o in gain.items()), d.seed.nunique(), get_scale(scale))
+                   f'best of six penalties: {said}; gain ' + ', '.join(f'{m} {_pm(o, 2)}' for m,o in gain.items()), d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'{m} − Baseline, best penalties', {k:100*v for k,v in o.items()}) for m,o in gain.items()]))
 
-# %% ../nbs/60_claims.ipynb #07d706dc
+# %% ../nbs/60_claims.ipynb #48e20c0f
 PAIR = ['setting','dataset']   # what makes a pair, within an architecture
 
 def r4(df:pd.DataFrame|None=None, # Columns setting, dataset, arch, method, accuracy; default: Table 2 as printed
@@ -112,7 +146,8 @@ def r4(df:pd.DataFrame|None=None, # Columns setting, dataset, arch, method, accu
     up,down = t.loc[('LW','BL')],t.loc[('BL','LW')]
     ok = ['✅' if u.wins>u.losses and u.p<1-level else '❌' if d.wins>d.losses and d.p<1-level else '➖' for u,d in zip(up.itertuples(), down.itertuples())]
     said = '; '.join(f'{o.arch} {o.wins}:{o.losses}' + (f' and {o.ties} tied' if o.ties else '') + (f', p={o.p:.2g} (Holm {o.holm:.2g})' if o.p==o.p else f', {o.note}') for o in up.itertuples())
-    return Verdict('R4', f'LW beats BL on all four architectures at {100*level:g}%', worst(ok), f'wins:losses of LW against BL, {alternative}: {said}', len(df[PAIR+['arch']].drop_duplicates()), 'paper')
+    return Verdict('R4', f'LW beats BL on all four architectures at {100*level:g}%', worst(ok), f'wins:losses of LW against BL, {alternative}: {said}', len(df[PAIR+['arch']].drop_duplicates()), 'paper',
+                   **_weakest([_effect(f'wins of LW over BL, {o.arch}', _share(o.wins, o.wins+o.losses), '%', null=50., ok=v) for o,v in zip(up.itertuples(), ok)]))
 
 # %% ../nbs/60_claims.ipynb #8cb04361
 FEATURES = ('train','classes','arch','dropout','augmentation')   # of Figure 2
@@ -128,7 +163,7 @@ def designs(df:pd.DataFrame|None=None # As in `r4`
     d = pd.DataFrame(dict(best=best, shared=shared)).reset_index().merge(paper_table('reinit_table4'), on='dataset', how='left')
     return d.assign(augmentation=d.setting.str.contains('augmentation'), dropout=np.where(d.setting.str.contains('dropout'), .25, 0.))
 
-# %% ../nbs/60_claims.ipynb #614af2f9
+# %% ../nbs/60_claims.ipynb #28abbbee
 def _leads(df, level):
     "By architecture: method that should win, its closest rival, their wins, p-value, and whether that settles it"
     top = df.assign(best=df.accuracy==df.groupby([*PAIR,'arch']).accuracy.transform('max'))
@@ -149,9 +184,10 @@ def r5(df:pd.DataFrame|None=None, # As in `r4`
     d = designs(df).dropna(subset='best')
     d = d.assign(says=decision_tree(d, FEATURES, 'best').predict(d))
     said = [f'{a} {v} {o.a} {o.wins}:{o.losses} {o.b} (p={o.p:.2g}; the tree says ' + ', '.join(f'{m} {n}' for m,n in d[d.arch==a].says.value_counts().items()) + ')' for a,o,v in leads]
-    return Verdict('R5', 'LW is the best method, except on vgg16, where FC is', worst([v for *_,v in leads]), 'times best, against the closest rival: ' + '; '.join(said), len(df[PAIR+['arch']].drop_duplicates()), 'paper')
+    return Verdict('R5', 'LW is the best method, except on vgg16, where FC is', worst([v for *_,v in leads]), 'times best, against the closest rival: ' + '; '.join(said), len(df[PAIR+['arch']].drop_duplicates()), 'paper',
+                   **_weakest([_effect(f'{o.a} best, not {o.b}, on {a}', _share(o.wins, o.wins+o.losses), '%', null=50., ok=v) for a,o,v in leads]))
 
-# %% ../nbs/60_claims.ipynb #22f9d6f0
+# %% ../nbs/60_claims.ipynb #ff7332e4
 def _over(gain, factor=100., digits=1): # Differences, one for each setting → interval, and how it is said
     o = interval(factor*np.asarray(gain, dtype=float))
     d = np.round(np.asarray(gain, dtype=float), 12)
@@ -167,9 +203,10 @@ def r6(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
     t = gains(df)
     o,said,each = _each(t)
     return Verdict('R6', 'LW raises the test accuracy of CNNs on small data', sign_verdict(o['lo'], o['hi']),
-                   f'LW − BL in points over {len(t)} settings, with wins:losses: {said} (sign test p={sign_test(t.gain):.2g}); {each}', df.seed.nunique(), get_scale(scale))
+                   f'LW − BL in points over {len(t)} settings, with wins:losses: {said} (sign test p={sign_test(t.gain):.2g}); {each}', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('LW − BL over settings', o)]))
 
-# %% ../nbs/60_claims.ipynb #eaed1114
+# %% ../nbs/60_claims.ipynb #b947a34b
 def _one_sided(gain): # p-value that the mean is not above zero
     o = interval(gain)
     return float(stats.t.sf(o['mean']/(o['std']/o['n']**.5), o['n']-1)) if o['n']>1 and o['std']>0 else np.nan
@@ -183,8 +220,9 @@ def r7(df:pd.DataFrame, # From `cnn.label` of `cnn.budgets`
     at = {e:t[t.total_epochs==e].gain for e in early}
     up,down = holm([_one_sided(g) for g in at.values()]),holm([_one_sided(-g) for g in at.values()])
     said = '; '.join(f'{e} epochs {_over(g)[1]}' for e,g in (at | {t.total_epochs.max():t[t.total_epochs==t.total_epochs.max()].gain}).items())
-    return Verdict('R7', 'Also with rounds stopped early, LW beats BL at equal compute', '✅' if (up<.05).any() else '❌' if (down<.05).any() else '➖',
-                   f'LW − BL in points for equal steps, the longest last: {said}', df.seed.nunique(), get_scale(scale))
+    ok = '✅' if (up<.05).any() else '❌' if (down<.05).any() else '➖'
+    one = (min if ok=='❌' else max)([_effect(f'LW − BL, {e} epochs', _over(g)[0]) for e,g in at.items()], key=lambda e: _support(e)[1], default=None)   # one budget is enough
+    return Verdict('R7', 'Also with rounds stopped early, LW beats BL at equal compute', ok, f'LW − BL in points for equal steps, the longest last: {said}', df.seed.nunique(), get_scale(scale), **_weakest([one]))
 
 # %% ../nbs/60_claims.ipynb #359c3c73
 def fitted(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
@@ -197,7 +235,7 @@ def fitted(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
 
 def _unfit(id, claim, df, scale): return Verdict(id, claim, '➖', 'no setting in which BL and LW fit their training images', df.seed.nunique(), get_scale(scale))
 
-# %% ../nbs/60_claims.ipynb #0fedb790
+# %% ../nbs/60_claims.ipynb #125176f1
 def r8(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
        scale:str|None=None # As in `r6`
       )->Verdict:
@@ -205,7 +243,8 @@ def r8(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
     d,claim = fitted(df),'LW raises the smallest margins of the training images'
     if not len(d): return _unfit('R8', claim, df, scale)
     o,said,each = _each(gains(d, 'margin'), 1, 3)
-    return Verdict('R8', claim, sign_verdict(o['lo'], o['hi']), f'mean margin of the smallest tenth, LW − BL over {o["n"]} settings: {said}; {each}', d.seed.nunique(), get_scale(scale))
+    return Verdict('R8', claim, sign_verdict(o['lo'], o['hi']), f'mean margin of the smallest tenth, LW − BL over {o["n"]} settings: {said}; {each}', d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('LW − BL, smallest tenth', o, 'margin')]))
 
 def r9(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
        scale:str|None=None, # As in `r6`
@@ -220,9 +259,10 @@ def r9(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
     lo,hi = np.exp(o['LW']['lo']),np.exp(o['LW']['hi'])
     said = ', '.join(f'{m} {np.exp(v["mean"]):.2f} [{np.exp(v["lo"]):.2f}, {np.exp(v["hi"]):.2f}]' for m,v in o.items())
     return Verdict('R9', claim, '✅' if hi<=near else '❌' if lo>near else '➖',
-                   f'size over that of BL, geometric mean over {o["LW"]["n"]} settings; up to {near} counts as no increase: {said}', df.seed.nunique(), get_scale(scale))
+                   f'size over that of BL, geometric mean over {o["LW"]["n"]} settings; up to {near} counts as no increase: {said}', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('size of LW over that of BL', dict(mean=np.exp(o['LW']['mean']), lo=lo, hi=hi), '×', null=near)], -1))
 
-# %% ../nbs/60_claims.ipynb #8ceff2db
+# %% ../nbs/60_claims.ipynb #13ad800f
 def _sharpness(df, stem='noise_'): # Mean over the deviations of the noise
     cols = [c for c in df if c.startswith(stem) and c[len(stem):].replace('.','',1).isdigit()]
     return df.assign(sharp=df[cols].mean(axis=1))
@@ -236,9 +276,10 @@ def r10(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
     o,said,each = _each(gains(_sharpness(d), 'sharp', 'BL', 'LW'))   # what BL loses more
     loss = _over(gains(_sharpness(d, 'noise_loss_'), 'sharp', 'BL', 'LW').gain, 1, 2)[1]
     return Verdict('R10', claim, sign_verdict(o['lo'], o['hi']),
-                   f'training accuracy that noise takes from BL minus what it takes from LW, in points, mean over σ, {o["n"]} settings: {said}; {each}; the same for the loss it adds: {loss}', d.seed.nunique(), get_scale(scale))
+                   f'training accuracy that noise takes from BL minus what it takes from LW, in points, mean over σ, {o["n"]} settings: {said}; {each}; the same for the loss it adds: {loss}', d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('what noise takes from BL − from LW', o)]))
 
-# %% ../nbs/60_claims.ipynb #ba0535cf
+# %% ../nbs/60_claims.ipynb #a8308ddd
 def r11(df:pd.DataFrame, # From `cnn.label` of `cnn.ablations`
         scale:str|None=None # As in `r6`
        )->Verdict:
@@ -248,9 +289,10 @@ def r11(df:pd.DataFrame, # From `cnn.label` of `cnn.ablations`
     o = {k:_over(gains(df, 'test_acc', a, b).gain) for k,(a,b) in parts.items()}
     longer = _over(gains(df, 'test_acc', 'BL', 'BL, one round').gain)[1]
     return Verdict('R11', 'Reinitialization is the main effect; fine-tuning beats freezing; training longer is no substitute', worst([sign_verdict(i['lo'], i['hi']) for i,_ in o.values()]),
-                   'in points over settings: ' + '; '.join(f'{k} {said}' for k,(_,said) in o.items()) + f'; for comparison, BL − BL with the steps of one round {longer}', df.seed.nunique(), get_scale(scale))
+                   'in points over settings: ' + '; '.join(f'{k} {said}' for k,(_,said) in o.items()) + f'; for comparison, BL − BL with the steps of one round {longer}', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(k, i) for k,(i,_) in o.items()]))
 
-# %% ../nbs/60_claims.ipynb #d8a3438e
+# %% ../nbs/60_claims.ipynb #91715c9b
 def r12(df:pd.DataFrame, # From `cnn.label` of `cnn.settings`
         scale:str|None=None # As in `r6`
        )->Verdict:
@@ -265,9 +307,11 @@ def r12(df:pd.DataFrame, # From `cnn.label` of `cnn.settings`
     most = '➖' if sign_test(t.gain)>=.05 else '✅' if (t.gain>0).mean()>.5 else '❌'
     more = '➖' if not p<.05 else '✅' if rho<0 else '❌'
     return Verdict('R12', 'On CIFAR, LW is at least as good as BL in most settings, more so where BL is poor', worst([most,more]),
-                   f'LW − BL in points over {len(t)} settings ({len(bad)} dropped): {said} (sign test p={sign_test(t.gain):.2g}); rank correlation of gain and accuracy {rho:.2f} (p={p:.2g})', df.seed.nunique(), get_scale(scale))
+                   f'LW − BL in points over {len(t)} settings ({len(bad)} dropped): {said} (sign test p={sign_test(t.gain):.2g}); rank correlation of gain and accuracy {rho:.2f} (p={p:.2g})', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('settings in which LW is ahead of BL', _share((t.gain>0).sum(), (t.gain!=0).sum()), '%', null=50., ok=most),
+                               _effect('−ρ of gain and accuracy', _rank(z.base+z.gain/2, z.gain), 'ρ', -1, ok=more)]))
 
-# %% ../nbs/60_claims.ipynb #5d019cba
+# %% ../nbs/60_claims.ipynb #64aed2d1
 def r13(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
         scale:str|None=None # As in `r6`
        )->Verdict:
@@ -278,7 +322,8 @@ def r13(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
     o,said = _over(t, 1)
     each = '; '.join(f'{m} ' + ' → '.join(f'{g[c].mean():.0f}' for c in cols if g[c].notna().any()) for m,g in d.groupby('model', sort=False))
     return Verdict('R13', 'Later rounds of LW converge faster', sign_verdict(o['lo'], o['hi']),
-                   f'steps until learned, first round minus last: {said}; round by round: {each}', d.seed.nunique(), get_scale(scale))
+                   f'steps until learned, first round minus last: {said}; round by round: {each}', d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('steps of the first round − of the last', o, 'steps')]))
 
 # %% ../nbs/60_claims.ipynb #2cdcc24b
 _FIXED = dict(repeats=2, scale=2., position='alternating', skip=False, regularizer='none')   # of the default network
@@ -305,7 +350,7 @@ def seed_gaps(d:pd.DataFrame, # From `along`
     t = d.pivot_table(index=[*by,'seed'], columns='frozen', values=value).dropna()
     return (t[1.]-t[0.]).rename('gap').reset_index()
 
-# %% ../nbs/60_claims.ipynb #62a120a6
+# %% ../nbs/60_claims.ipynb #d7eac1c2
 def _said(o, digits=1): return f'{o["gap"]:+.{digits}f} [{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]'
 def _cifar(t): return t[t.dataset!='mnist']
 
@@ -322,9 +367,10 @@ def c1(df:pd.DataFrame, # Results of `reservoir.study`
     t = versus(along(df, scale=scale))
     ok = [('❌' if o.lo>0 else '✅' if o.lo==o.lo else '➖') if o.dataset=='mnist' else sign_verdict(o.lo, o.hi) for o in t.itertuples()]
     said = '; '.join(f'{o.dataset} {_said(o._asdict())}, p={o.p:.2g} (paper {_theirs("default", "default", o.dataset)})' for o in t.itertuples())
-    return Verdict('C1', 'Frozen reservoirs beat trained ones on CIFAR-10 and CIFAR-100, and not on MNIST', worst(ok), f'test accuracy, frozen − trained in points: {said}', int(t.n.min()), get_scale(scale))
+    return Verdict('C1', 'Frozen reservoirs beat trained ones on CIFAR-10 and CIFAR-100, and not on MNIST', worst(ok), f'test accuracy, frozen − trained in points: {said}', int(t.n.min()), get_scale(scale),
+                   **_weakest([_not_worse('trained − frozen, mnist', o._asdict(), v, sign=-1) if o.dataset=='mnist' else _effect(f'frozen − trained, {o.dataset}', o._asdict(), ok=v) for o,v in zip(t.itertuples(), ok)]))
 
-# %% ../nbs/60_claims.ipynb #cbee3d8e
+# %% ../nbs/60_claims.ipynb #752bfb15
 def c2(df:pd.DataFrame, # Results of `reservoir.study`
        scale:str|None=None # As in `c1`
       )->Verdict:
@@ -334,9 +380,10 @@ def c2(df:pd.DataFrame, # Results of `reservoir.study`
     part = {v:versus(d.groupby(['dataset','frozen','seed'], sort=False)[v].mean().reset_index(), value=v) for v in ('test_acc','fit_acc')}
     ok = [sign_verdict(o.lo, o.hi) for o in part['test_acc'].itertuples()]
     said = '; '.join(f'{k} accuracy ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in part[v].itertuples()) for k,v in (('test','test_acc'),('training','fit_acc')))
-    return Verdict('C2', 'Frozen networks converge faster in the first epochs', worst(ok), f'mean over the recorded epochs of the first tenth, frozen − trained in points: {said}; judged by test accuracy', int(part['test_acc'].n.min()), get_scale(scale))
+    return Verdict('C2', 'Frozen networks converge faster in the first epochs', worst(ok), f'mean over the recorded epochs of the first tenth, frozen − trained in points: {said}; judged by test accuracy', int(part['test_acc'].n.min()), get_scale(scale),
+                   **_weakest([_effect(f'frozen − trained, first tenth, {o.dataset}', o._asdict()) for o in part['test_acc'].itertuples()]))
 
-# %% ../nbs/60_claims.ipynb #eb868e47
+# %% ../nbs/60_claims.ipynb #03590977
 def _last(d): return max(int(c.rsplit('_', 1)[1]) for c in d if c.startswith('sep_test_') and d[c].notna().any())
 
 def c3(df:pd.DataFrame, # Results of `reservoir.study`
@@ -351,9 +398,10 @@ def c3(df:pd.DataFrame, # Results of `reservoir.study`
     ok = ['✅' if v['hi']<=0 else '❌' if v['lo']>0 else '➖' for v in o.values()]
     return Verdict('C3', 'Random layers do not raise separability with depth', worst(ok),
                    f'test separability before training, hidden layer {l} − layer 0 in points: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()) + f' (paper, cifar10: {p.iloc[-1]-p.iloc[0]:+.1f}); the first wide layer − layer 0: '
-                   + '; '.join(f'{k} {_pm(v)}' for k,v in wide.items()) + f' (paper {p.iloc[1]-p.iloc[0]:+.1f})', d.seed.nunique(), get_scale(scale))
+                   + '; '.join(f'{k} {_pm(v)}' for k,v in wide.items()) + f' (paper {p.iloc[1]-p.iloc[0]:+.1f})', d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'layer {l} − layer 0, {k}', v, ok=a) for (k,v),a in zip(o.items(), ok)], -1))
 
-# %% ../nbs/60_claims.ipynb #3abe6748
+# %% ../nbs/60_claims.ipynb #bbf0668c
 def c4(df:pd.DataFrame, # Results of `reservoir.study`
        scale:str|None=None # As in `c1`
       )->Verdict:
@@ -366,14 +414,20 @@ def c4(df:pd.DataFrame, # Results of `reservoir.study`
     ok = [sign_verdict(-one['train'].hi, -one['train'].lo),sign_verdict(one['test'].lo, one['test'].hi)]
     theirs = {k:_theirs('default', 'epoch 100', measure=f'{k} separability') for k in t}
     said = '; '.join(f'{k} data ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in v.itertuples()) + f' (paper, cifar10: {theirs[k]})' for k,v in t.items())
-    return Verdict('C4', 'With frozen layers, training separability is lower and test separability higher', worst(ok), f'last hidden layer, frozen − trained in points: {said}; judged on {main}', int(one['test'].n), get_scale(scale))
+    return Verdict('C4', 'With frozen layers, training separability is lower and test separability higher', worst(ok), f'last hidden layer, frozen − trained in points: {said}; judged on {main}', int(one['test'].n), get_scale(scale),
+                   **_weakest([_effect(f'trained − frozen, training images, {main}', one['train'], sign=-1), _effect(f'frozen − trained, test images, {main}', one['test'])]))
 
-# %% ../nbs/60_claims.ipynb #4ddb46db
+# %% ../nbs/60_claims.ipynb #422af8d7
 def _collapsed(g, col, clearly=0.):
     "Depths at which a network has lost more than half of what its shallowest version has above chance"
     chance = 100/g.classes.fillna(100 if g.dataset.iloc[0]=='cifar100' else 10).iloc[0]
     top = g[col].iloc[0]
     return (g[col]+clearly*g[f'{col}_se']<(chance+top)/2) & (top>1.5*chance)   # what has learned nothing cannot collapse
+
+def _c5_effect(fell, t): # Where trained networks have collapsed: of depths at which the frozen ones have not, if any, the one with the largest lead
+    some = fell[~fell.frozen_fell] if (~fell.frozen_fell).any() else fell
+    each = [_effect(f'frozen − trained, {o.dataset} R={o.repeats}', o._asdict()) for o in some.itertuples()]
+    return _weakest([max(each, key=lambda e: _support(e)[1])] if each else [])
 
 def c5(df:pd.DataFrame, # Results of `reservoir.study`
        scale:str|None=None # As in `c1`
@@ -389,9 +443,9 @@ def c5(df:pd.DataFrame, # Results of `reservoir.study`
     theirs = ', '.join(f'{o.frozen:.1f}/{o.unfrozen:.1f} at R={o.value}' for o in paper('depth', 'cifar10').itertuples())
     mark = {k:', '.join(f'{o.dataset} R={o.repeats}' for o in t[t[f'{k}_fell']].itertuples()) or 'nowhere' for k in ('unfrozen','frozen')}
     said = '; '.join(f'{k} ' + ', '.join(f'R={o.repeats} {o.frozen:.1f}/{o.unfrozen:.1f} ({_said(o._asdict())})' for o in g.itertuples()) for k,g in t.groupby('dataset', sort=False))
-    return Verdict('C5', 'Freezing survives depth at which training collapses', ok, f'test accuracy by depth, frozen/trained and gap: {said}; collapsed, trained: {mark["unfrozen"]}; frozen: {mark["frozen"]}; paper, cifar10: {theirs}', int(t.n.min()), get_scale(scale))
+    return Verdict('C5', 'Freezing survives depth at which training collapses', ok, f'test accuracy by depth, frozen/trained and gap: {said}; collapsed, trained: {mark["unfrozen"]}; frozen: {mark["frozen"]}; paper, cifar10: {theirs}', int(t.n.min()), get_scale(scale), **_c5_effect(fell, t))
 
-# %% ../nbs/60_claims.ipynb #b2253273
+# %% ../nbs/60_claims.ipynb #53ee7637
 def c6(df:pd.DataFrame, # Results of `reservoir.study`
        scale:str|None=None # As in `c1`
       )->Verdict:
@@ -405,7 +459,8 @@ def c6(df:pd.DataFrame, # Results of `reservoir.study`
     said = '; '.join(f'R={k} {v.gap.mean():+.1f} without, {v.gap_skip.mean():+.1f} with' for k,v in t.groupby('repeats'))
     p = {k:float(_theirs(k, '8')) for k in ('depth','depth, skips')}
     return Verdict('C6', 'Skip connections shrink the gap between frozen and trained', ok,
-                   f'gap in points: {said}; by how much skips shrink it, seed by seed: {_pm(o)} (paper, R=8: {p["depth"]-p["depth, skips"]:+.1f})', o['n'], get_scale(scale))
+                   f'gap in points: {said}; by how much skips shrink it, seed by seed: {_pm(o)} (paper, R=8: {p["depth"]-p["depth, skips"]:+.1f})', o['n'], get_scale(scale),
+                   **_weakest([_effect('gap without skips − gap with', o)]))
 
 def c7(df:pd.DataFrame, # Results of `reservoir.study`
        scale:str|None=None # As in `c1`
@@ -418,9 +473,10 @@ def c7(df:pd.DataFrame, # Results of `reservoir.study`
         if w.shape[1]>2: o[k] = interval(np.polyfit(np.log2(w.columns.to_numpy(dtype=float)), w.to_numpy().T, 1)[0])
     each = '; '.join(f'{k} ' + ', '.join(f'{b}: {v:+.1f}' for b,v in g.groupby('base').gap.mean().items()) for k,g in t[t.dataset.isin(o)].groupby('dataset', sort=False))
     return Verdict('C7', 'Freezing helps more the wider the net', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]), f'points of gap per doubling of the width: ' + '; '.join(f'{k} {_pm(v, 2)}' for k,v in o.items())
-                   + f'; gap by base width: {each}; paper, cifar10: {_theirs("width", "32")} at 32, {_theirs("width", "1024")} at 1024', min(v['n'] for v in o.values()), get_scale(scale))
+                   + f'; gap by base width: {each}; paper, cifar10: {_theirs("width", "32")} at 32, {_theirs("width", "1024")} at 1024', min(v['n'] for v in o.values()), get_scale(scale),
+                   **_weakest([_effect(f'gap per doubling, {k}', v) for k,v in o.items()]))
 
-# %% ../nbs/60_claims.ipynb #5414eef1
+# %% ../nbs/60_claims.ipynb #58775481
 def c8(df:pd.DataFrame, # Results of `reservoir.study`
        scale:str|None=None # As in `c1`
       )->Verdict:
@@ -430,7 +486,8 @@ def c8(df:pd.DataFrame, # Results of `reservoir.study`
     f = t[t.position=='front']
     said = '; '.join(f'{o.dataset} {_said(o._asdict())}, p={o.p:.2g} (paper {_theirs("position", "front", o.dataset)})' for o in f.itertuples())
     rest = '; '.join(f'{o.dataset} {o.position} {_said(o._asdict())}' for o in t[t.position!='front'].itertuples())
-    return Verdict('C8', 'Freezing the front hurts', worst([sign_verdict(-o.hi, -o.lo) for o in f.itertuples()]), f'front, frozen − trained in points: {said}; elsewhere: {rest}', int(f.n.min()), get_scale(scale))
+    return Verdict('C8', 'Freezing the front hurts', worst([sign_verdict(-o.hi, -o.lo) for o in f.itertuples()]), f'front, frozen − trained in points: {said}; elsewhere: {rest}', int(f.n.min()), get_scale(scale),
+                   **_weakest([_effect(f'front: frozen − trained, {o.dataset}', o._asdict()) for o in f.itertuples()], -1))
 
 def c9(df:pd.DataFrame, # Results of `reservoir.study`
        scale:str|None=None # As in `c1`
@@ -444,9 +501,10 @@ def c9(df:pd.DataFrame, # Results of `reservoir.study`
     if ok=='✅' and not t.lo['none']>0: ok = '➖'   # there was no gain that could shrink
     said = ', '.join(f'{k} {_said(o)}' for k,o in t.iterrows())
     return Verdict('C9', 'Freezing acts like a regularizer: its gain shrinks beside BatchNorm and dropout', ok, f'gap in points: {said}; by how much it is smaller, seed by seed: ' + ', '.join(f'{k} {_pm(v)}' for k,v in less.items())
-                   + f'; paper, cifar10: {_theirs("default", "default")} with neither, {_theirs("regularizer", "BatchNorm")} with BatchNorm, {_theirs("regularizer", "dropout .1")} with dropout .1', len(w), get_scale(scale))
+                   + f'; paper, cifar10: {_theirs("default", "default")} with neither, {_theirs("regularizer", "BatchNorm")} with BatchNorm, {_theirs("regularizer", "dropout .1")} with dropout .1', len(w), get_scale(scale),
+                   **_weakest([_effect(f'gap without − gap with {k}', v) for k,v in less.items()]))
 
-# %% ../nbs/60_claims.ipynb #29b61725
+# %% ../nbs/60_claims.ipynb #2f34593d
 _ROUGH = dict(top='largest eigenvalue', trace='trace', noise='loss added by noise')
 
 def rough(df:pd.DataFrame # Results of `reservoir.landscapes`
@@ -469,9 +527,10 @@ def c10(df:pd.DataFrame, # Results of `reservoir.landscapes`
     ok = [sign_verdict(-o.hi, -o.lo) for o in t[t.space=='base'].itertuples()]   # in what both train: fewer parameters would look smoother for that reason alone
     said = '; '.join(f'after {e} epochs, {dict(trained="in what each trains", all="in all parameters", base="outside the reservoirs")[s]}: ' + ', '.join(f'{o.measure} × {o.ratio:.2f} (p={o.p:.2g})' for o in g.itertuples())
                      for (e,s),g in t.groupby(['epochs','space'], sort=False))
-    return Verdict('C10', 'Frozen networks have a smoother landscape', worst(ok), f'frozen over trained: {said}', int(t.n.min()), get_scale(scale))
+    return Verdict('C10', 'Frozen networks have a smoother landscape', worst(ok), f'frozen over trained: {said}', int(t.n.min()), get_scale(scale),
+                   **_weakest([_effect(f'{o.measure}, {o.epochs} epochs, frozen − trained', {k:100*getattr(o, k)/o.unfrozen for k in ('gap','lo','hi')}, '%') for o in t[t.space=='base'].itertuples()], -1))
 
-# %% ../nbs/60_claims.ipynb #37c6a352
+# %% ../nbs/60_claims.ipynb #355827f0
 def c11(df:pd.DataFrame, # Of `cover.measure_cover`, one or several
         scale:str|None=None # As in `c1`
        )->Verdict:
@@ -480,10 +539,13 @@ def c11(df:pd.DataFrame, # Of `cover.measure_cover`, one or several
     few = any(((g.P>.05) & (g.P<.95)).sum()<3 for _,g in df.groupby('layers'))   # points at which something else could have come out
     raw = [o for k,o in t.items() if '→' not in str(k)]   # the theorem is about points in general position; what comes out of random layers need not be
     ok = '➖' if not raw or few else '❌' if any(o.p<.05 for o in raw) else '✅'
+    n = sum(int(o.points) for o in raw)
+    some = _share(round(sum(o.inside*o.points for o in raw)), n) if n else None
     return Verdict('C11', "Measured separability of random dichotomies follows Cover's curve", ok, "share of exact intervals that hold Cover's probability, and p of the worst point (Bonferroni): "
-                   + '; '.join(f'{k} {100*o.inside:.0f}% of {o.points:.0f}, p={o.p:.2g}' for k,o in t.items()), int(df.trials.sum()), get_scale(scale))
+                   + '; '.join(f'{k} {100*o.inside:.0f}% of {o.points:.0f}, p={o.p:.2g}' for k,o in t.items()), int(df.trials.sum()), get_scale(scale),
+                   **_weakest([_effect("intervals that hold Cover's probability", some, '%', ok=ok)]) | dict(null=None))
 
-# %% ../nbs/60_claims.ipynb #3051ab81
+# %% ../nbs/60_claims.ipynb #d0e0f1a8
 def z1(df:pd.DataFrame, # From `stability.z1_evidence`
        scale:str|None=None # At which it was made; default: as in `core.scale`
       )->Verdict:
@@ -492,7 +554,8 @@ def z1(df:pd.DataFrame, # From `stability.z1_evidence`
     ok = len(double) and len(more) and df.equal.all() and df.max_error.max()<1e-9
     said = '; '.join(f'{o.n} weights: {o.eigenvalues} ({"equal" if o.equal else "not equal"} to the formula)' for o in df.itertuples())
     return Verdict('Z1', 'Near zero two weights have the eigenvalues η(−λ ± |B−y||A|), three have −ηλ only', '✅' if ok else '❌',
-                   f'derived symbolically: {said}; largest error at {int(df.draws.min())} random numbers {df.max_error.max():.1g}', int(df.draws.sum()), get_scale(scale))
+                   f'derived symbolically: {said}; largest error at {int(df.draws.min())} random numbers {df.max_error.max():.1g}', int(df.draws.sum()), get_scale(scale),
+                   value=100*float(df.equal.mean()), unit='%', measure='eigenvalues equal to the formula')
 
 def z2(df:pd.DataFrame, # From `stability.z2_evidence`
        scale:str|None=None # As in `z1`
@@ -500,15 +563,16 @@ def z2(df:pd.DataFrame, # From `stability.z2_evidence`
     "Does the simulated flow agree?"
     ok = ['✅' if o.agree==1 and o.low>.95 else '❌' if o.high<1 and o.agree<1 else '➖' for o in df.itertuples()]
     said = '; '.join(f'{o.weights} weights, {o.how}: {o.escaped} of {o.n} escape, {o.predicted} predicted, agreement {100*o.agree:.1f}% [{100*o.low:.1f}, {100*o.high:.1f}]' for o in df.itertuples())
-    return Verdict('Z2', 'In simulations, two weights leave zero if and only if |B−y||A| > λ, and three never do', worst(ok), said, int(df.n.sum()), get_scale(scale))
+    return Verdict('Z2', 'In simulations, two weights leave zero if and only if |B−y||A| > λ, and three never do', worst(ok), said, int(df.n.sum()), get_scale(scale),
+                   **_weakest([_effect(f'prediction and fate agree, {o.weights} weights, {o.how}', dict(mean=100*o.agree, lo=100*o.low, hi=100*o.high), '%', null=95., ok=v) for o,v in zip(df.itertuples(), ok)]))
 
-# %% ../nbs/60_claims.ipynb #fc5d16dc
-def _z3_of(g): # Runs of one network at their end → verdict, and how it is said
+# %% ../nbs/60_claims.ipynb #d21518b1
+def _z3_of(g): # Runs of one network at their end → verdict, how it is said, and the effect
     top,(rho,p) = g.wd.max(),stats.spearmanr(g.wd, g.share) if g.share.nunique()>1 else (0.,1.)
     o = interval(100*(g[g.wd==top].set_index('seed').share-g[g.wd==0].set_index('seed').share))
     ok = '✅' if rho>0 and p<.05 and o['lo']>0 else '❌' if rho<0 and p<.05 or o['hi']<0 or not g.share.any() else '➖'
     each = ', '.join(f'{wd:g}: {100*h.share.mean():.1f}' for wd,h in g.groupby('wd'))
-    return ok,f'{g.model.iloc[0]} {ok} {each} (rank correlation {rho:.2f}, p={p:.1g}; {top:g} − none {_pm(o)})'
+    return ok,f'{g.model.iloc[0]} {ok} {each} (rank correlation {rho:.2f}, p={p:.1g}; {top:g} − none {_pm(o)})',_effect(f'frozen filters, decay {top:g} − none, {g.model.iloc[0]}', o, ok=ok)
 
 def z3(df:pd.DataFrame, # From `stuck.label` of runs of `stuck.decays`
        scale:str|None=None # As in `z1`
@@ -516,27 +580,28 @@ def z3(df:pd.DataFrame, # From `stuck.label` of runs of `stuck.decays`
     "Do frozen filters appear as weight decay grows?"
     end = df[df.test_acc.notna()]
     parts = [_z3_of(g) for _,g in end.groupby('model', sort=False)]
-    return Verdict('Z3', 'Frozen filters appear as weight decay grows, in ResNet18 and All-CNN', worst([v for v,_ in parts]),
-                   'filters frozen at the end, in %, by weight decay: ' + '; '.join(s for _,s in parts), end.seed.nunique(), get_scale(scale))
+    return Verdict('Z3', 'Frozen filters appear as weight decay grows, in ResNet18 and All-CNN', worst([v for v,*_ in parts]),
+                   'filters frozen at the end, in %, by weight decay: ' + '; '.join(s for _,s,_ in parts), end.seed.nunique(), get_scale(scale), **_weakest([e for *_,e in parts]))
 
-# %% ../nbs/60_claims.ipynb #ac117a8e
-def _returns(t, treatment): # `stuck.pair_table` → verdict, and how it is said
+# %% ../nbs/60_claims.ipynb #6cd26897
+def _returns(t, treatment): # `stuck.pair_table` → verdict, how it is said, and the interval
     g = t[(t.treatment==treatment) & (t.wd>0)]
     ends = g[g.epoch==g.epoch.max()].set_index(['wd','seed','layer']).norm/g[g.epoch==0].set_index(['wd','seed','layer']).norm
     o = interval(np.log10(ends.clip(lower=1e-12)).groupby('seed').mean())
-    return sign_verdict(-o['hi'], -o['lo']),f'{(ends<1).sum()} of {len(ends)} returned, norm × 10^{_pm(o, 2)}'
+    return sign_verdict(-o['hi'], -o['lo']),f'{(ends<1).sum()} of {len(ends)} returned, norm × 10^{_pm(o, 2)}',o
 
 def z4(t:pd.DataFrame, # From `stuck.pair_table`
        scale:str|None=None # As in `z1`
       )->Verdict:
     "Do zeroed pairs stay zero, and do tiny ones return?"
     zero = t[t.treatment=='zero'].norm.max()
-    (two,said2),(three,said3) = (_returns(t, k) for k in ('tiny','tiny3'))
+    (two,said2,o),(three,said3,_) = (_returns(t, k) for k in ('tiny','tiny3'))
     ok = '❌' if zero>0 else two
     return Verdict('Z4', 'Row–column pairs that are set to zero stay there, and tiny ones return to zero', ok,
-                   f'largest norm of a zeroed pair {zero:g}; tiny rows and columns {two}: {said2}; not judged, tiny rows, normalizations and columns {three}: {said3}', t.seed.nunique(), get_scale(scale))
+                   f'largest norm of a zeroed pair {zero:g}; tiny rows and columns {two}: {said2}; not judged, tiny rows, normalizations and columns {three}: {said3}', t.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('change of the norm of tiny pairs', o, 'powers of 10')], -1))
 
-# %% ../nbs/60_claims.ipynb #2c10964b
+# %% ../nbs/60_claims.ipynb #9c0fdac4
 def z5(df:pd.DataFrame, # Runs of `stuck.sparse`
        scale:str|None=None # As in `z1`
       )->Verdict:
@@ -546,9 +611,10 @@ def z5(df:pd.DataFrame, # Runs of `stuck.sparse`
     o = {f'{a} − {b}':paired(each, a, b, 'test', 'kind') for a,b in (('mono','double'),('double','mutual'))}
     level = d.groupby('q').sparsity_before.agg(['min','max'])
     return Verdict('Z5', 'At equal sparsity: mono-sparse beats doubly sparse beats mutually frozen', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]),
-                   'test accuracy in points, mean over four levels, interval over seeds: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()) + '; measured sparsity ' + ', '.join(f'{100*a:.0f}–{100*b:.0f}%' for a,b in level.to_numpy()), d.seed.nunique(), get_scale(scale))
+                   'test accuracy in points, mean over four levels, interval over seeds: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()) + '; measured sparsity ' + ', '.join(f'{100*a:.0f}–{100*b:.0f}%' for a,b in level.to_numpy()), d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(k, v) for k,v in o.items()]))
 
-# %% ../nbs/60_claims.ipynb #7016ca3c
+# %% ../nbs/60_claims.ipynb #31bd1a32
 def z10(df:pd.DataFrame, # From `stuck.count_both`
         scale:str='paper' # The network is the real one
        )->Verdict:
@@ -556,9 +622,10 @@ def z10(df:pd.DataFrame, # From `stuck.count_both`
     t = df[df.cutoff==.01].set_index('rule')
     if not len(t): return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '➖', 'not counted at the cutoff 0.01', 0, scale)
     said = '; '.join(f'by {k}: {int(o.frozen)} of {int(o.filters)} filters, {int(o.double)} double-frozen and {int(o.triple)} triple-frozen weights' for k,o in t.iterrows())
-    return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '✅' if (t.frozen>0).all() else '➖' if (t.frozen>0).any() else '❌', f'one ResNet-50, cutoff 0.01, {said}', 1, scale)
+    return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '✅' if (t.frozen>0).all() else '➖' if (t.frozen>0).any() else '❌', f'one ResNet-50, cutoff 0.01, {said}', 1, scale,
+                   value=float(t.frozen.min()), unit='filters', measure=f'frozen filters by {t.frozen.idxmin()}')
 
-# %% ../nbs/60_claims.ipynb #471ac8ae
+# %% ../nbs/60_claims.ipynb #846ae971
 def _gaps(*args, **kw): # Differences between variants, as `transfer.gaps`; fastai comes with that module, so it is asked for late
     from reinit_nb.transfer import gaps
     return gaps(*args, **kw)
@@ -567,9 +634,9 @@ def _versus(df, a, b, value='test_acc', factor=100.): # Interval of differences 
     g = _gaps(df, a, b, value).gain
     return interval(factor*g) if len(g)>1 else None
 
-def _part(df, name, a, b): # Verdict and what is said about one comparison
+def _part(df, name, a, b): # Verdict, what is said about one comparison, and the effect
     o = _versus(df, a, b)
-    return ('➖',f'{name}: not measured') if o is None else (sign_verdict(o['lo'], o['hi']),f'{name}: {_pm(o)}')
+    return ('➖',f'{name}: not measured',None) if o is None else (sign_verdict(o['lo'], o['hi']),f'{name}: {_pm(o)}',_effect(name, o))
 
 def z6(wds:pd.DataFrame, # From `transfer.label` of `transfer.decays`
        rates:pd.DataFrame, # From `transfer.label` of `transfer.rates`
@@ -581,10 +648,10 @@ def z6(wds:pd.DataFrame, # From `transfer.label` of `transfer.decays`
              *(_part(g, f'weight decay 1e-4 → 1e-3 − 1e-3{k}', '1e-4 → 1e-3', '1e-3') for k,g in by), _part(rates, 'learning rate 0.005 → 0.05 − 0.05', '0.005 → 0.05', '0.05')]
     more = [_part(rates, f'learning rate {k} − 0.05', k, '0.05')[1] for k in dict.fromkeys(rates.variant) if '→' in k and k!='0.005 → 0.05']
     best = ', '.join(f'{k} {d.groupby("variant").test_acc.mean().idxmax()}' for k,d in (*wds.groupby('setting', sort=False), ('learning rate',rates)))
-    return Verdict('Z6', 'Blurred → sharp needs enough weight decay and learning rate, and low → high is best', worst([v for v,_ in parts]),
-                   f'test accuracy in points, {"; ".join(s for _,s in parts)}; not judged, {"; ".join(more) or "nothing"}; best on average: {best}', wds.seed.nunique(), get_scale(scale))
+    return Verdict('Z6', 'Blurred → sharp needs enough weight decay and learning rate, and low → high is best', worst([v for v,*_ in parts]),
+                   f'test accuracy in points, {"; ".join(s for _,s,_ in parts)}; not judged, {"; ".join(more) or "nothing"}; best on average: {best}', wds.seed.nunique(), get_scale(scale), **_weakest([e for *_,e in parts]))
 
-# %% ../nbs/60_claims.ipynb #9fa219c1
+# %% ../nbs/60_claims.ipynb #c9e13539
 def _learned(df, variants): # Settings in which training has led below the loss of guessing, on average, in all of the variants
     d = df[df.variant.isin(variants)]
     ok = (d.train_loss<np.log(d.classes)).groupby([d.setting,d.variant]).mean().unstack()
@@ -603,9 +670,10 @@ def z7(df:pd.DataFrame, # From `transfer.label` of `transfer.changes`
     frozen = d[d.variant=='standard'].groupby('setting').frozen_before.mean()
     ok = sign_verdict(o['lo'], o['hi']) if (frozen>0).any() else '➖'   # nothing was stuck: nothing to set free
     return Verdict('Z7', claim, ok, f'reset − standard in points over {len(g)} task changes, wins:losses: {said} ({each}); not counted, since training ended no better than guessing: {left or "none"}; '
-                   f'changes with frozen filters before the second task: {(frozen>0).sum()} of {len(frozen)}', df.seed.nunique(), get_scale(scale))
+                   f'changes with frozen filters before the second task: {(frozen>0).sum()} of {len(frozen)}', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('reset − standard over task changes', o)]))
 
-# %% ../nbs/60_claims.ipynb #da2b564e
+# %% ../nbs/60_claims.ipynb #1c82ec37
 def z8(df:pd.DataFrame, # From `transfer.label` of `transfer.samples`
        scale:str|None=None # As in `z6`
       )->Verdict:
@@ -617,9 +685,10 @@ def z8(df:pd.DataFrame, # From `transfer.label` of `transfer.samples`
     parts = [sign_verdict(o[max(g)]['lo'], o[max(g)]['hi']), sign_verdict(-o[min(g)]['hi'], -o[min(g)]['lo']), sign_verdict(grow['lo'], grow['hi'])]
     said,bad = '; '.join(f'{f:g} of the images {_pm(v)}' for f,v in o.items()),[f'{f:g}' for f in g if f not in fine]
     note = f'; not settled, since one of the two ended no better than guessing with {", ".join(bad)} of the images' if bad else ''
-    return Verdict('Z8', claim, '➖' if bad else worst(parts), f'reset − standard in points: {said}; growth from few to many {_pm(grow)}{note}', len(g), get_scale(scale))
+    return Verdict('Z8', claim, '➖' if bad else worst(parts), f'reset − standard in points: {said}; growth from few to many {_pm(grow)}{note}', len(g), get_scale(scale),
+                   **_weakest([_effect('reset − standard, all images', o[max(g)]), _effect('standard − reset, fewest images', o[min(g)], sign=-1), _effect('growth of reset − standard', grow)]))
 
-# %% ../nbs/60_claims.ipynb #75f1c2c0
+# %% ../nbs/60_claims.ipynb #cfab14e9
 def _rank(x, y): # Spearman's correlation with an interval
     n = len(x)
     if n<4 or np.ptp(x)==0 or np.ptp(y)==0: return dict(mean=np.nan, lo=np.nan, hi=np.nan, n=n)
@@ -636,9 +705,10 @@ def z9(df:pd.DataFrame, # From `transfer.tradeoff`
     n = int((t.first_frozen>0).sum())
     ok = worst([sign_verdict(a['lo'], a['hi']), sign_verdict(-b['hi'], -b['lo'])]) if n>3 else '➖'   # with fewer, half of the claim was not measured
     return Verdict('Z9', 'Test loss rises with frozen filters and falls with the Fisher score', ok,
-                   f'rank correlation over {len(t)} settings: with frozen filters {_pm(a, 2)} ({n} settings have any), with the Fisher score {_pm(b, 2)}', df.seed.nunique(), get_scale(scale))
+                   f'rank correlation over {len(t)} settings: with frozen filters {_pm(a, 2)} ({n} settings have any), with the Fisher score {_pm(b, 2)}', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('ρ of test loss and frozen filters', a, 'ρ'), _effect('−ρ of test loss and Fisher score', b, 'ρ', -1)]))
 
-# %% ../nbs/60_claims.ipynb #e0c0e38e
+# %% ../nbs/60_claims.ipynb #c698cac0
 def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
         scale:str|None=None # As in `z6`
        )->Verdict:
@@ -650,9 +720,10 @@ def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
     each = '; '.join(f'learning rate {k} {_over(x.gain)[1]}' for k,x in g.groupby('setting', sort=False))
     loss = _over(_gaps(d, 'warm', 'cold', 'test_loss').gain, 1, 2)[1]
     return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', sign_verdict(o['lo'], o['hi']),
-                   f'cold − warm in points, mean over learning rates, interval over seeds, wins:losses: {said} ({each}); test loss, warm − cold: {loss}', df.seed.nunique(), get_scale(scale))
+                   f'cold − warm in points, mean over learning rates, interval over seeds, wins:losses: {said} ({each}); test loss, warm − cold: {loss}', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('cold − warm', o)]))
 
-# %% ../nbs/60_claims.ipynb #6048f12a
+# %% ../nbs/60_claims.ipynb #dd043bd7
 def _grows(d, act, value): # Labelled runs of `waves.depths` → by seed, `value` of the deepest minus that of the shallowest
     g = d[d.kind==act].pivot(index='seed', columns='depth', values=value)
     return g[g.columns.max()]-g[g.columns.min()]
@@ -661,16 +732,18 @@ def f1(df:pd.DataFrame, # From `waves.label` of runs of `waves.depths`
        scale:str|None=None # At which they were run; default: as in `core.scale`
       )->Verdict:
     "With depth, do Gaussian and sine networks start with higher frequencies and interpolate worse, and ReLU not?"
-    ok,said = [],[]
+    ok,said,effects = [],[],[]
     for k,(value,name,factor) in product(('gaussian','sine'), (('centroid0','centroid before training',1.),('error','error',100.))):
         up,relu = interval(factor*_grows(df, k, value)),interval(factor*(_grows(df, k, value)-_grows(df, 'relu', value)))
         ok += [sign_verdict(up['lo'], up['hi']), sign_verdict(relu['lo'], relu['hi'])]
         said.append(f'{k} {name} {_pm(up)}, more than ReLU by {_pm(relu)}')
+        effects += [_effect(f'{k}, deep − shallow, {name}', up, u := '%' if value=='error' else 'cycles'), _effect(f'{k} − ReLU, deep − shallow, {name}', relu, u)]
     own = interval(100*_grows(df, 'relu', 'error'))
+    effects.append(_not_worse('ReLU, shallow − deep, error', own, '❌' if own['lo']>0 else '✅', unit='%', sign=-1))
     return Verdict('F1', 'With depth, Gaussian and sine networks start with higher frequencies and interpolate worse; ReLU networks do not', worst([*ok, '❌' if own['lo']>0 else '✅']),
-                   f'deepest minus shallowest (depth {df.depth.max()} and {df.depth.min()}; centroids in cycles per unit, errors in % of the signal): ' + '; '.join(said) + f'; ReLU error {_pm(own)}', df.seed.nunique(), get_scale(scale))
+                   f'deepest minus shallowest (depth {df.depth.max()} and {df.depth.min()}; centroids in cycles per unit, errors in % of the signal): ' + '; '.join(said) + f'; ReLU error {_pm(own)}', df.seed.nunique(), get_scale(scale), **_weakest(effects))
 
-# %% ../nbs/60_claims.ipynb #d85f0178
+# %% ../nbs/60_claims.ipynb #7c25bcc7
 def f2(t:pd.DataFrame, # From `waves.order` of `waves.step_table`
        scale:str|None=None # As in `f1`
       )->Verdict:
@@ -678,9 +751,10 @@ def f2(t:pd.DataFrame, # From `waves.order` of `waves.step_table`
     o = {k:interval(g.tau) for k,g in t.groupby('act', sort=False)}
     same = {k:t[t.act==k].tau.nunique()==1 for k in o}     # no spread: the interval is a point, and says so
     return Verdict('F2', 'Low frequencies are learned first, for every activation', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]),
-                   "Kendall's tau between frequency and step: " + '; '.join(f'{k} {_pm(v, 2)}' + (' (the same in all seeds)' if same[k] else '') + f', {t[t.act==k].reached.mean():.1f} frequencies reached' for k,v in o.items()), t.seed.nunique(), get_scale(scale))
+                   "Kendall's tau between frequency and step: " + '; '.join(f'{k} {_pm(v, 2)}' + (' (the same in all seeds)' if same[k] else '') + f', {t[t.act==k].reached.mean():.1f} frequencies reached' for k,v in o.items()), t.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'τ of frequency and step, {k}', v, 'τ') for k,v in o.items()]))
 
-# %% ../nbs/60_claims.ipynb #8d4e4ba1
+# %% ../nbs/60_claims.ipynb #e2435fb0
 def f3(df:pd.DataFrame, # From `waves.label` of runs of `waves.arms`
        least:float=.3, # Amplitude that the start must have at the watched frequency
        scale:str|None=None # As in `f1`
@@ -692,16 +766,18 @@ def f3(df:pd.DataFrame, # From `waves.label` of runs of `waves.arms`
     stays = '➖' if not learned['mean']>least else '✅' if kept['lo']>.5 else '❌' if kept['hi']<.5 else '➖'
     o = {f'{a} − {b}':paired(d, a, b, 'error', 'kind') for a,b in (('relu he, high','relu he'),('relu he, high','relu he, dc'),('gaussian','gaussian low'),('gaussian','relu'))}
     return Verdict('F3', 'A high-frequency spike that is there before training remains, and hurts', worst([stays, *(sign_verdict(v['lo'], v['hi']) for v in o.values())]),
-                   f'amplitude {learned["mean"]:.2f} before, of which {kept["mean"]:.2f} [{kept["lo"]:.2f}, {kept["hi"]:.2f}] is left; error in % of the signal: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()), df.seed.nunique(), get_scale(scale))
+                   f'amplitude {learned["mean"]:.2f} before, of which {kept["mean"]:.2f} [{kept["lo"]:.2f}, {kept["hi"]:.2f}] is left; error in % of the signal: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()), df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('share of the spike that is left', kept, 'share', null=.5, ok=stays), *(_effect(f'error, {k}', v, '%') for k,v in o.items())]))
 
-# %% ../nbs/60_claims.ipynb #d883faef
+# %% ../nbs/60_claims.ipynb #fc97ea57
 def f4(df:pd.DataFrame, # Runs of `waves.laws`
        scale:str|None=None # As in `f1`
       )->Verdict:
     "Does the tangent kernel predict the measured change of the spectrum, and does it vanish at high frequency?"
     parts = {k:('✅' if g.agree.all() and g.vanishes.all() else '❌' if (g.agree.mean()<.5 or g.vanishes.mean()<.5) else '➖') for k,g in df.groupby('name', sort=False)}
     said = '; '.join(f'{k} {int(g.agree.sum())} of {len(g)} agree (relative error up to {g.error.max():.1g}; {g.control.median():.1g} for the kernel of another network), {int(g.vanishes.sum())} vanish (upper half of the frequencies / lowest sixteenth: up to {g.decay.max():.2g})' for k,g in df.groupby('name', sort=False))
-    return Verdict('F4', 'The tangent-kernel law predicts the measured change of the spectrum, and vanishes at high frequency', worst(parts.values()), said, df.seed.nunique(), get_scale(scale))
+    return Verdict('F4', 'The tangent-kernel law predicts the measured change of the spectrum, and vanishes at high frequency', worst(parts.values()), said, df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('runs that follow the law and vanish', _share((df.agree & df.vanishes).sum(), len(df)), '%', null=50.)]))
 
 # %% ../nbs/60_claims.ipynb #93a71785
 def _both(df, a, b, value, f=lambda v: v): # Runs of `waves.pictures` that reached 100% → `f(value)` of start `a` minus that of `b`, pair by pair
@@ -714,7 +790,7 @@ def _contrast(d, digits=1): # Differences → interval and how it is said, or `N
     o = interval(d)
     return o,f'{_pm(o, digits)} in {len(d)} pairs'
 
-# %% ../nbs/60_claims.ipynb #fce41de4
+# %% ../nbs/60_claims.ipynb #cfa18ba2
 def f5(df:pd.DataFrame, # Runs of `waves.pictures`
        scale:str|None=None # As in `f1`
       )->Verdict:
@@ -725,9 +801,10 @@ def f5(df:pd.DataFrame, # Runs of `waves.pictures`
     ok = '➖' if None in v.values() else worst([flip[v['random','none']], '❌' if v['swapped','none']=='❌' else '✅', v['swapped','random']])
     left = int((~df.reached.astype(bool)).sum())
     return Verdict('F5', 'Random-label pre-training lowers test accuracy at 100% training accuracy; consistently swapped labels do not', ok,
-                   'test accuracy in points: ' + '; '.join(f'{a} − {b} {s}' for (a,b),(_,s) in o.items()) + f'; {left} of {len(df)} runs did not reach 100% and do not count', df.seed.nunique(), get_scale(scale))
+                   'test accuracy in points: ' + '; '.join(f'{a} − {b} {s}' for (a,b),(_,s) in o.items()) + f'; {left} of {len(df)} runs did not reach 100% and do not count', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('none − random', o['random','none'][0], sign=-1), _not_worse('swapped − none', o['swapped','none'][0], v['swapped','none']), _effect('swapped − random', o['swapped','random'][0])]))
 
-# %% ../nbs/60_claims.ipynb #6cb112ac
+# %% ../nbs/60_claims.ipynb #18fbac4a
 def f6(df:pd.DataFrame, # Runs of `waves.pictures`
        scale:str|None=None # As in `f1`
       )->Verdict:
@@ -736,9 +813,10 @@ def f6(df:pd.DataFrame, # Runs of `waves.pictures`
     o = {k:_contrast(_both(df, 'random', b, w, np.log2), 2) for k,(b,w) in asks.items()}
     v = [c[0] and sign_verdict(c[0]['lo'], c[0]['hi']) for c in o.values()]
     return Verdict('F6', 'Histograms of the gradients at the inputs widen with random-label pre-training', '➖' if None in v else worst(v),
-                   'width after random labels, in powers of 2: ' + '; '.join(f'{k} {s}' for k,(_,s) in o.items()), df.seed.nunique(), get_scale(scale))
+                   'width after random labels, in powers of 2: ' + '; '.join(f'{k} {s}' for k,(_,s) in o.items()), df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'width, {k}', c[0], 'powers of 2') for k,c in o.items()]))
 
-# %% ../nbs/60_claims.ipynb #117b7a36
+# %% ../nbs/60_claims.ipynb #123ce9f3
 def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` → high minus low, signal by signal
     names = dict(relu=('relu he, high','relu he'), gaussian=('gaussian','gaussian low'))[act]
     high,low = (df[df.kind==k].set_index('signal.freqs')[value] for k in names)
@@ -757,4 +835,5 @@ def f7(df:pd.DataFrame, # From `waves.label` of runs of `waves.minima`
     g,r = of('gaussian'),of('relu')
     ok = [sign_verdict(g[k]['lo'], g[k]['hi']) for k in ('error','centroid0')] + [sign_verdict(-g[k]['hi'], -g[k]['lo']) for k in ('trace','top')]
     return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst(ok),
-                   f'high minus low bandwidth over {len(d)//4} signals: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', len(d)//4, get_scale(scale))
+                   f'high minus low bandwidth over {len(d)//4} signals: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', len(d)//4, get_scale(scale),
+                   **_weakest([_effect('error, high − low', g['error'], '%'), _effect('centroid, high − low', g['centroid0'], 'cycles'), *(_effect(f'{k}, low − high', g[k], 'powers of 10', -1) for k in ('trace','top'))]))

@@ -1,0 +1,176 @@
+"All claims on one table: complete, in step with the pages, and not older than the recipes"
+import json, re, shutil
+from pathlib import Path
+import numpy as np
+import pandas as pd
+import pytest
+from reinit_nb import claims, scorecard
+from reinit_nb.claims import VERDICTS
+from reinit_nb.core import ReinitError, load_results, save_results
+from reinit_nb.scorecard import CLAIMS, LISTS, LOOKS, PAPERS, Results, all_claims, amount, counts, differ, each, find_results, headline, look, markdown, on_pages, plot_claims, stale, support, table, theirs_for, verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS,PAGES = ROOT/'results',ROOT/'nbs/experiments'
+IDS = [f'{k}{i}' for k,n in (('R',13),('Z',11),('C',11),('F',7)) for i in range(1, n+1)]
+
+@pytest.fixture(scope='module')
+def df(): return table(RESULTS)
+
+@pytest.fixture(scope='module')
+def pages(): return on_pages(PAGES)
+
+# ---------------------------------------------------------------- complete
+
+def test_every_claim_has_a_row_and_a_function():
+    t = all_claims()
+    assert list(t.id)==IDS and list(CLAIMS)==IDS
+    assert set(t.paper)==set(PAPERS) and t[['short','claim','where','direction','notebook']].notna().all(axis=None)
+    assert (t.short.str.len()<=44).all() and t.claim.is_unique and t.short.is_unique
+
+def test_every_judge_is_registered():
+    "A function of `claims` that no scorecard calls would be forgotten"
+    judges = {k.upper() for k in claims.__all__ if re.fullmatch(r'[rzcf]\d+', k)}
+    assert judges==set(IDS)
+
+def test_every_claim_is_on_the_page_that_it_names(pages):
+    for c in all_claims().itertuples():
+        assert (ROOT/'nbs'/c.notebook).exists()
+        assert c.id in set(pages.id[pages.notebook==c.notebook]), f'{c.notebook} shows no verdict on {c.id}'
+
+def test_the_papers_numbers_are_numbers():
+    for c in all_claims().itertuples():
+        for o in filter(None, c.marks.split('; ')): assert re.fullmatch(r'.+: -?\d+(\.\d+)?', o), f'{c.id}: {o}'
+        if c.marks: assert c.theirs, c.id
+    assert theirs_for('', 'anything')!=theirs_for('', 'anything') and theirs_for('a: 1; ab: 2', 'x ab')==2
+
+# ---------------------------------------------------------------- in step
+
+def test_pages_say_what_the_results_say(df, pages):
+    bad = differ(df, pages)
+    assert not len(bad), f'pages and results disagree; run the experiments again:\n{bad.to_string()}'
+
+def test_results_are_not_older_than_their_recipes():
+    t = stale(RESULTS)
+    assert not t.stale.any(), f'recipes have changed since these were recorded:\n{t[t.stale].to_string()}'
+    assert list(t.file)==list(LISTS)
+
+def test_claims_of_today_are_judged_at_laptop_scale(df):
+    assert set(df.scale)=={'laptop','paper'} and set(df.id[df.scale=='paper'])=={'R4','R5','Z10'}
+
+def copied(tmp_path, *names):
+    for n in names: shutil.copy(RESULTS/f'{n}_laptop.csv', tmp_path)
+    return tmp_path
+
+def test_a_page_that_says_something_else_is_found(df, tmp_path):
+    for f in PAGES.glob('*.ipynb'): shutil.copy(f, tmp_path)
+    def change(name, f):
+        text = (tmp_path/name).read_text(encoding='utf-8'); new = f(text)
+        assert new!=text
+        (tmp_path/name).write_text(new, encoding='utf-8')
+    r1,c2 = df.set_index('id').verdict[['R1','C2']]
+    change('synthetic.ipynb', lambda s: s.replace(f'{r1} R1 ', f'{"❌" if r1!="❌" else "✅"} R1 ', 1))
+    change('freezing.ipynb', lambda s: re.sub(r'C2\b', 'C99', s))
+    got = on_pages(tmp_path).assign(notebook=lambda o: 'experiments/'+o.notebook.str.split('/').str[-1])
+    bad = differ(df, got).set_index('id').page
+    assert set(bad.index)=={'R1','C2'} and bad['C2']=='nothing' and r1 in bad['R1'] and '❌' in bad['R1']
+
+def test_old_results_are_found(tmp_path):
+    for n in LISTS: copied(tmp_path, n)
+    f = tmp_path/'waves_laws_laptop.csv'
+    d = load_results(f)
+    old = d.recipe.iloc[0]
+    save_results(d.assign(recipe=d.recipe.replace(old, '0123456789abcdef')), f)
+    t = stale(tmp_path).set_index('file')
+    assert t.stale[t.stale].index.tolist()==['waves_laws'] and t.missing['waves_laws']==t.unknown['waves_laws']==1
+
+# ---------------------------------------------------------------- numbers
+
+def test_numbers_and_verdicts_agree(df):
+    "Where an interval lies on one side, the verdict is not on the other; where it does not, the verdict has a reason"
+    s = support(df).set_index('id')
+    assert not ((s.left>0) & (s.verdict=='❌')).any() and not ((s.right<0) & (s.verdict=='✅')).any()
+    loose = s[(s.left<=0) & (s.right>=0)]
+    assert set(loose.id[loose.verdict!='➖'] if 'id' in loose else loose.index[loose.verdict!='➖'])<={'R2'}   # a tie is enough for R2
+
+def test_effects_lie_in_their_intervals(df):
+    d = df.dropna(subset=['lo','hi'])
+    assert len(d)>=38 and ((d.lo<=d.value+1e-9) & (d.value<=d.hi+1e-9)).all() and (d.unit!='').all() and (d.measure!='').all()
+    assert set(df.id[df.lo.isna()])=={'Z1','Z10'}
+
+def test_some_numbers_computed_another_way(df):
+    d,t = df.set_index('id'),load_results(RESULTS/'synthetic_laptop.csv')
+    t = t[(t.table=='table1') & (t['task.alpha']==1)]
+    end = t[t['round']==t['round'].max()].pivot(index='seed', columns='method', values='test_acc')*100
+    gain = end.drop(columns=['BL','DSD']).sub(end.BL, axis=0)
+    low = gain.columns[np.argmin(gain.mean()/gain.std())]
+    assert d.measure['R1']==f'{low} − BL at α=1' and np.isclose(d.value['R1'], gain[low].mean(), atol=1e-3)
+    s = load_results(RESULTS/'frozen_sparse_laptop.csv')
+    m = s[s.kind!='none'].groupby('kind').test_acc.mean()*100
+    a,b = d.measure['Z5'].split(' − ')
+    assert np.isclose(d.value['Z5'], m[a]-m[b], atol=1e-3)
+    c = load_results(RESULTS/'frozen_imagenet_laptop.csv')
+    assert d.value['Z10']==c[c.cutoff==.01].frozen.min()
+
+def test_verdicts_are_those_of_the_functions(df):
+    res = Results(RESULTS)
+    for i in ('R4','Z2','F4'):
+        v,r = verdict(i, res),df.set_index('id').loc[i]
+        assert (v.verdict, v.n, v.measured)==(r.verdict, r.n, r.measured) and v.id==i
+
+def test_looks_measured_anew_are_what_is_recorded():
+    t = scorecard.measure(look('frozen_eigenvalues', 'laptop')); f = load_results(RESULTS/'frozen_eigenvalues_laptop.csv')
+    assert list(t.recipe)==list(f.recipe) and list(t.eigenvalues.astype(str))==list(f.eigenvalues.astype(str)) and (t.equal==f.equal).all()
+
+# ---------------------------------------------------------------- tables and figure
+
+def test_headline_counts(df):
+    text = headline(df)
+    n = df.verdict.value_counts()
+    assert text.startswith('42 claims: '+', '.join(f'{n.get(k, 0)} {k}' for k in VERDICTS)) and counts(df).to_numpy().sum()==42
+
+def test_markdown_names_every_claim(df):
+    text = markdown(df, '../')
+    for r in df.itertuples(): assert f'[{r.id}](../{r.notebook}) | {r.claim} | {r.verdict} |' in text
+    assert 'nan' not in text
+
+def test_amounts():
+    row = lambda **kw: pd.Series(dict(value=1.234, lo=-.5, hi=3., unit='points', null=0.) | kw)
+    assert amount(row())=='+1.23 [−0.50, +3.00] points' and amount(row(value=94.12, lo=71.3, hi=99.9, unit='%', null=50.))=='94.1 [71.3, 99.9]%'
+    assert amount(row(lo=np.nan, hi=np.nan, unit='filters', value=0., null=np.nan))=='0 filters' and amount(row(value=np.nan))=='no number'
+
+def test_figure_shows_every_claim(df):
+    import matplotlib.pyplot as plt
+    axs = plot_claims(df)
+    labels = [t.get_text() for ax in axs for t in ax.get_yticklabels()]
+    assert len(axs)==4 and [t.split()[-1] for t in labels]==IDS
+    texts = {t.get_text() for ax in axs for t in ax.texts}
+    for _,r in df.iterrows(): assert amount(r) in texts
+    plt.close(axs[0].figure)
+    one = plot_claims(df[df.paper=='fourier'])
+    assert len(one)==1
+    plt.close(one[0].figure)
+
+# ---------------------------------------------------------------- some claims, other folders, wrong input
+
+def test_some_claims_need_their_files_only(tmp_path):
+    t = table(copied(tmp_path, 'synthetic'), ['R3','R1'])
+    assert list(t.id)==['R1','R3']
+    with pytest.raises(ReinitError, match='reinit_cnn_laptop.csv is missing'): table(tmp_path, ['R6'])
+
+def test_wrong_input(tmp_path):
+    for f,says in ((lambda: table(RESULTS, ['R99']), 'is not known'), (lambda: find_results(tmp_path), 'there are no results'), (lambda: find_results(tmp_path/'none'), 'there are no results'),
+                   (lambda: Results(RESULTS, 'big'), 'is not known'), (lambda: verdict('x', RESULTS), 'is not known'), (lambda: look('x'), 'is not known')):
+        with pytest.raises(ReinitError, match=says): f()
+
+def test_results_of_another_time_are_refused(tmp_path):
+    f = copied(tmp_path, 'waves_laws')/'waves_laws_laptop.csv'
+    save_results(load_results(f).assign(recipe='0123456789abcdef'), f)
+    with pytest.raises(ReinitError, match='no rows of the recipes of today'): verdict('F4', tmp_path)
+
+def test_results_are_found_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_results()==RESULTS
+
+def test_every_recipe_once():
+    a,b = look('cover', 'laptop'),look('frozen_flow', 'laptop')
+    assert each([a,b,a])==[a,b] and each(dict(x=[a], y=dict(z=[b,a])))==[a,b] and set(LOOKS)<=set(LISTS)
