@@ -816,7 +816,7 @@ def f6(df:pd.DataFrame, # Runs of `waves.pictures`
                    'width after random labels, in powers of 2: ' + '; '.join(f'{k} {s}' for k,(_,s) in o.items()), df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect(f'width, {k}', c[0], 'powers of 2') for k,c in o.items()]))
 
-# %% ../nbs/60_claims.ipynb #123ce9f3
+# %% ../nbs/60_claims.ipynb #2a7e0c10
 def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` → high minus low, signal by signal
     names = dict(relu=('relu he, high','relu he'), gaussian=('gaussian','gaussian low'))[act]
     high,low = (df[df.kind==k].set_index('signal.freqs')[value] for k in names)
@@ -836,4 +836,4 @@ def f7(df:pd.DataFrame, # From `waves.label` of runs of `waves.minima`
     ok = [sign_verdict(g[k]['lo'], g[k]['hi']) for k in ('error','centroid0')] + [sign_verdict(-g[k]['hi'], -g[k]['lo']) for k in ('trace','top')]
     return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst(ok),
                    f'high minus low bandwidth over {len(d)//4} signals: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', len(d)//4, get_scale(scale),
-                   **_weakest([_effect('error, high − low', g['error'], '%'), _effect('centroid, high − low', g['centroid0'], 'cycles'), *(_effect(f'{k}, low − high', g[k], 'powers of 10', -1) for k in ('trace','top'))]))
+                   **_weakest([_effect('error, high − low', g['error'], '%'), _effect('centroid, high − low', g['centroid0'], 'cycles'), *(_effect(f'{k}, low − high', g[v], 'powers of 10', -1) for k,v in (('trace','trace'),('largest eigenvalue','top')))]))

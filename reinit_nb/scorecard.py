@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['PAPERS', 'LOOKS', 'LISTS', 'PARTS', 'CLAIMS', 'COLUMNS', 'TITLES', 'STYLE', 'FAR', 'LEFT_OUT', 'all_claims',
            'theirs_for', 'find_results', 'Look', 'look', 'measure', 'record', 'each', 'Results', 'claim', 'verdict',
-           'table', 'amount', 'markdown', 'counts', 'headline', 'support', 'plot_claims', 'stale', 'on_pages', 'differ']
+           'table', 'amount', 'theirs', 'markdown', 'counts', 'headline', 'support', 'plot_claims', 'stale', 'on_pages',
+           'differ']
 
 # %% ../nbs/62_scorecard.ipynb #f86897d4
 import gc,json,re
@@ -22,7 +23,7 @@ from .claims import VERDICTS, Verdict
 from .core import Recipe, ReinitError, by_scale, check_choice, load_results, paper_table, save_results
 from .core import scale as get_scale
 
-# %% ../nbs/62_scorecard.ipynb #fbcbbaa9
+# %% ../nbs/62_scorecard.ipynb #0093370a
 PAPERS = dict(reinit='The Impact of Reinitialization on Generalization in Convolutional Neural Networks',
               frozen='Zilly et al. 2021, On Plasticity, Invariance, and Mutually Frozen Weights in Sequential Task Learning',
               freezing='Coil & Cheney 2025, What Makes Freezing Layers in Deep Neural Networks Effective?',
@@ -36,7 +37,7 @@ def theirs_for(marks:str, # As in the table: `LW: 9; Rescaling: 12`
                measure:str # What was measured
               )->float: # Not a number if the paper has none for that
     "The paper's number for the part of a claim that is shown"
-    found = {k:float(v) for k,v in (o.rsplit(': ', 1) for o in marks.split('; ') if o) if k in measure}
+    found = {k:float(v) for k,v in (o.rsplit(': ', 1) for o in marks.split('; ') if o) if re.search(rf'(?<!\w){re.escape(k)}(?!\w)', measure)}
     return found[max(found, key=len)] if found else np.nan
 
 # %% ../nbs/62_scorecard.ipynb #119c611f
@@ -227,26 +228,34 @@ def verdict(id:str, # For example `R1`
     res = path if isinstance(path, Results) else Results(path, scale)
     return CLAIMS[check_choice('claim', id, CLAIMS)](res)
 
-# %% ../nbs/62_scorecard.ipynb #089078e0
+# %% ../nbs/62_scorecard.ipynb #450a8d12
 COLUMNS = ('id','paper','short','claim','where','theirs','theirs_value','measure','value','lo','hi','unit','null','direction','n','scale','verdict','measured','notebook')
 
 def _row(c, v): # A claim and its verdict
     return c._asdict() | dict(verdict=v.verdict, measured=v.measured, n=v.n, scale=v.scale, measure=v.measure, unit=v.unit, theirs_value=theirs_for(c.marks, v.measure),
                               **{k:np.nan if (x := getattr(v, k)) is None else x for k in ('value','lo','hi','null')})
 
+def _judged(id, res, strict): # A claim without evidence stays open, and says why
+    try: return verdict(id, res)
+    except ReinitError as e:
+        if strict: raise
+        return Verdict(id, '', '➖', f'not judged: {e}', 0, res.scale)
+
+# %% ../nbs/62_scorecard.ipynb #f94c7fe5
 def table(path=None, # As in `find_results`
           ids:Iterable[str]|None=None, # Some claims only
-          scale:str='laptop' # Of the results
+          scale:str='laptop', # Of the results
+          strict:bool=False # Is a claim whose results are missing or outdated an error? Else it stays open, with n = 0
          )->pd.DataFrame: # One row for each claim, columns `COLUMNS`
     "All claims with their numbers and verdicts"
     res,t = Results(path, scale),all_claims()
     if ids is not None: t = t[t.id.isin([check_choice('claim', i, CLAIMS) for i in ids])]
     gc.freeze()   # statsmodels collects garbage in every call, which takes seconds where torch is loaded
-    try: rows = [_row(c, verdict(c.id, res)) for c in t.itertuples(index=False)]
+    try: rows = [_row(c, _judged(c.id, res, strict)) for c in t.itertuples(index=False)]
     finally: gc.unfreeze()
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
-# %% ../nbs/62_scorecard.ipynb #e0c23bb4
+# %% ../nbs/62_scorecard.ipynb #0ea8e378
 def _number(v, signed): # Three digits that matter
     return f'{v:{"+" if signed else ""}.{max(0, min(2, 2-int(np.floor(np.log10(abs(v)))))) if v else 0}f}'.replace('-','−')
 
@@ -258,14 +267,18 @@ def amount(row # Of `table`
     span = '' if pd.isna(row.lo) else f' [{_number(row.lo, signed)}, {_number(row.hi, signed)}]'
     return f'{_number(row.value, signed)}{span}{glue}{row.unit}'
 
-def _theirs(row): # The paper's number for the same, as printed there
+def theirs(row # Of `table`
+          )->str: # Empty if the paper has none
+    "The paper's number for the same"
     return '' if pd.isna(row.theirs_value) else f'{row.theirs_value:{"+" if row.null==0 else ""}g}'.replace('-','−')
 
-# %% ../nbs/62_scorecard.ipynb #111e1a03
+# %% ../nbs/62_scorecard.ipynb #fcd6dc02
 TITLES = dict(reinit='Reinitialization', frozen='Mutually frozen weights', freezing='Freezing and separability', fourier='Initialization and spectra')
 
+def _cell(text): return text.replace('|', r'\|')   # a bar would end the cell
+
 def _line(r, base): # A row of the table in Markdown
-    return f'| [{r.id}]({base}{r.notebook}) | {r.claim} | {r.verdict} | {r.measure}: {amount(r)} | {_theirs(r)} | {r["where"]} | {r.n} |'
+    return f'| [{r.id}]({base}{r.notebook}) | {_cell(r.claim)} | {r.verdict} | {r.measure}: {amount(r)} | {theirs(r)} | {r["where"]} | {r.n} |'
 
 def markdown(df:pd.DataFrame, # From `table`
              base:str='' # Put before the paths of notebooks
@@ -274,7 +287,7 @@ def markdown(df:pd.DataFrame, # From `table`
     head = '| | claim | | effect that decides [95%] | paper | where | n |\n|---|---|---|---|---|---|---|'
     return '\n\n'.join(f'### {TITLES[k]}\n\n*{PAPERS[k]}*\n\n{head}\n' + '\n'.join(_line(r, base) for _,r in g.iterrows()) for k,g in df.groupby('paper', sort=False))
 
-# %% ../nbs/62_scorecard.ipynb #9f0d4445
+# %% ../nbs/62_scorecard.ipynb #5e450072
 def counts(df:pd.DataFrame # From `table`
           )->pd.DataFrame: # One row for each paper, one column for each verdict
     "How many claims of each paper hold, fail and stay open"
@@ -284,8 +297,8 @@ def headline(df:pd.DataFrame # From `table`
             )->str:
     "The outcome in a sentence"
     say = lambda o: ', '.join(f'{int(o[k])} {k}' for k in VERDICTS)
-    t = counts(df)
-    return f'{len(df)} claims: {say(t.sum())} (' + '; '.join(f'{TITLES[k]} {say(o)}' for k,o in t.iterrows()) + ')'
+    t,none = counts(df),int((df.n==0).sum())
+    return f'{len(df)} claims: {say(t.sum())}' + (f', {none} of them not judged for want of results' if none else '') + (' (' + '; '.join(f'{TITLES[k]} {say(o)}' for k,o in t.iterrows()) + ')' if len(t)>1 else '')
 
 # %% ../nbs/62_scorecard.ipynb #10561dc4
 def support(df:pd.DataFrame # From `table`
@@ -296,14 +309,14 @@ def support(df:pd.DataFrame # From `table`
     ends = pd.concat([at(df.lo), at(df.hi)], axis=1)
     return df.assign(at=at(df.value), left=ends.min(axis=1), right=ends.max(axis=1), theirs_at=at(df.theirs_value))
 
-# %% ../nbs/62_scorecard.ipynb #223b311c
+# %% ../nbs/62_scorecard.ipynb #dd49609d
 STYLE = {'✅':('hold','o','#0072B2'), '❌':('fail','X','#D55E00'), '➖':('open','s','#7F7F7F')}   # colors that most eyes tell apart
 FAR = 60.   # what is beyond is drawn at the edge
 
 def _dot(ax, y, r): # One claim
     name,marker,color = STYLE[r.verdict]
     kw = dict(marker=marker, color=color, mfc='white' if name=='open' else color, mec=color, ms=6.5, mew=1.4, zorder=3, ls='')
-    for x,text in ((1.01,_theirs(r)), (1.1,amount(r))): ax.text(x, y, text, transform=ax.get_yaxis_transform(), va='center', fontsize=7.5, color='#222222')
+    for x,text in ((1.01,theirs(r)), (1.1,amount(r))): ax.text(x, y, text, transform=ax.get_yaxis_transform(), va='center', fontsize=7.5, color='#222222')
     if pd.isna(r['at']):
         ax.plot(0, y, **kw | dict(alpha=.4)); ax.annotate('not on this scale', (0,y), (9,0), textcoords='offset points', va='center', fontsize=7, color='#666666', style='italic'); return
     ax.plot(np.clip([r.left, r.right], -FAR, FAR), [y,y], color=color, lw=1.6, zorder=2, solid_capstyle='butt')

@@ -412,17 +412,23 @@ def _stage(run, i, state, file, seconds, tick, cbs, device):
     if bad: raise ReinitError(f'stage {i+1}: {", ".join(bad)} are not finite: training has diverged. Try a lower learning rate')
     return learn,row,_curve(learn, i)
 
-# %% ../nbs/42_sequence.ipynb #c958bc05
+# %% ../nbs/42_sequence.ipynb #53c3912d
+def _forget(folder, run):
+    for i in range(len(run.path)):
+        for what in ('stage','pth'): _file(folder, run, i, what).unlink(missing_ok=True)
+
 def follow(run:PathRun, # The path
            folder=None, # Where to resume from and to write to
            show:bool=False, # Show a bar: stage, epoch, time left?
            cbs=(), # More callbacks, in all stages
            threads:int|None=1, # On the CPU; `None`: as torch is set
            device=None, # Default: `default_device()`
-           seconds:float=0 # Between two checkpoints, at least
+           seconds:float=0, # Between two checkpoints, at least
+           fresh:bool=False # Start over, whatever is in `folder`?
           )->Followed:
     "Ω: train a network on one task after another"
     check_path(run)
+    if folder and fresh: _forget(folder, run)
     n,state,rows,curves,learn,first = len(run.path),None,[],[],None,0
     for i in reversed(range(n-1) if folder else ()):
         if (file := _file(folder, run, i, 'stage')).exists():

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PATHS', 'CHANGES', 'BATCH', 'EPOCHS', 'IMAGES', 'HEAT', 'DECAYS', 'RATES', 'FRACTIONS', 'INTERVENTIONS', 'HOT',
-           'LISTS', 'paper_row', 'change_runs', 'matching_heat', 'thin_how', 'thin_task', 'tune_task', 'tune_how',
-           'change_table', 'pet_runs', 'changes', 'decays', 'rates', 'warm', 'samples', 'interventions', 'study',
-           'all_runs', 'label', 'gaps', 'settings_table', 'plot_settings', 'tradeoff', 'plot_tradeoff', 'variant_table',
-           'plot_gains', 'plot_samples', 'predicts', 'cost']
+           'LISTS', 'FIGURES', 'paper_row', 'change_runs', 'matching_heat', 'thin_how', 'thin_task', 'tune_task',
+           'tune_how', 'change_table', 'pet_runs', 'changes', 'decays', 'rates', 'warm', 'samples', 'interventions',
+           'study', 'all_runs', 'figure_table', 'label', 'gaps', 'settings_table', 'plot_settings', 'tradeoff',
+           'plot_tradeoff', 'variant_table', 'plot_gains', 'plot_samples', 'predicts', 'cost']
 
 # %% ../nbs/59_transfer.ipynb #7f37c7dc
 import math
@@ -93,19 +93,20 @@ def thin_task(task:Task, # The paper's
 
 _CLASSES = dict(cifar100=20)
 
-# %% ../nbs/59_transfer.ipynb #2bff6d70
+# %% ../nbs/59_transfer.ipynb #4651a5c6
 _TUNE = {'fashion_mnist':dict(), 'kmnist':dict(), 'cifar100':dict(classes=20), 'oxford_pet':dict(classes=10), 'emnist_letters':{}, 'resisc45':{}, 'patch_camelyon':{}}
 
 def tune_task(task:Task, # The paper's
               images:int=160 # For training and validation
              )->Task:
-    "For the pre-trained network: 32 pixels, augmentation as the paper has it"
-    return task.replace(n_train=images, size=32, channels=3, **_TUNE[task.dataset])
+    "For the pre-trained network: 48 pixels, augmentation as the paper has it"
+    return task.replace(n_train=images, size=48, channels=3, **_TUNE[task.dataset])
 
-def tune_how(how:Learn # The paper's
+def tune_how(how:Learn, # The paper's
+             epochs:int=8 # 64 steps of 140 images
             )->Learn:
-    "Few epochs of batches of 16"
-    return how.replace(batch=16, epochs=3, patience=None)
+    "Batches of 16 with a learning rate in proportion, which falls by the factor of .97 over the paper's 150 epochs"
+    return how.replace(lr=how.lr*16/BATCH, batch=16, epochs=epochs, decay=.97**(150/epochs), patience=None)
 
 def _thin_row(change, name, tasks, first, reset, pre, scale):
     if pre: return name,(tune_task(tasks[-1]),),tune_how(first),tune_how(reset)
@@ -192,7 +193,7 @@ def warm(scale:str|None=None, # As in `core.scale`
         runs |= {('warm',k):r, ('cold',k):r.replace(path=((t1,h1), (t2,h2.replace(before=Before('fresh')))))}
     return _over_seeds(runs, seeds, scale)
 
-# %% ../nbs/59_transfer.ipynb #d828870a
+# %% ../nbs/59_transfer.ipynb #45431e83
 FRACTIONS = (.125,.25,.5,1.)
 
 def samples(scale:str|None=None, # As in `core.scale`
@@ -204,7 +205,7 @@ def samples(scale:str|None=None, # As in `core.scale`
         *first,(t,h) = r.path
         if get_scale(scale)=='laptop':
             n = round(320*f)
-            few = 3 if n==160 else math.ceil(24/((n-10*max(1, round(.01*n)))//h.batch))   # epochs: 24 steps or more, whatever the fraction
+            few = math.ceil(64/((n-10*max(1, round(.01*n)))//h.batch))   # epochs: 64 steps or more, whatever the fraction
             t,h = t.replace(n_train=n),h.replace(epochs=few, decay=h.decay**(h.epochs/few))
         else: t = t.replace(n_train=by_scale(round(160*f), None, f, scale))
         return r.replace(path=(*first, (t, h)))
@@ -213,7 +214,7 @@ def samples(scale:str|None=None, # As in `core.scale`
     *start,(t,h) = table['standard'].path
     before = table['reset'].path[-1][1].before
     runs = dict(standard=table['standard'], reset=table['standard'].replace(path=(*start, (t, h.replace(before=before)))))
-    if len(table)>2: runs |= {"standard, Table 7's rate":table['standard, same rate'], "reset, Table 7's rate":table['reset']}
+    if get_scale(scale)=='paper': runs |= {"standard, Table 7's rate":table['standard, same rate'], "reset, Table 7's rate":table['reset']}
     return _over_seeds({(f,k):part(r, f) for f in by_scale(fractions[1::2], fractions, fractions, scale) for k,r in runs.items()}, seeds, scale)
 
 # %% ../nbs/59_transfer.ipynb #06448e4a
@@ -249,6 +250,19 @@ def all_runs(lists:dict # From `study`
             )->list[PathRun]: # Each once
     "The runs of all lists"
     return list(dict.fromkeys(r for rs in lists.values() for o in rs.values() for r in o))
+
+# %% ../nbs/59_transfer.ipynb #8cf0b39f
+FIGURES = dict(decays='Figure 5', rates='Figure 5', warm='Figure 6', samples='Figure 7')   # Figure 6 has the runs of Figure 5 and warm starts
+
+def figure_table(scale:str|None=None # As in `core.scale`
+                )->pd.DataFrame: # One row per setting
+    "Figures 5 to 7 as recipes"
+    rows,said = [],lambda h: f'{h.lr:g}, {h.decay:.3g}, {h.wd:.3g}' + (f', {h.before.name}' if h.before else '')
+    for name,figure in FIGURES.items():
+        for key,(r,*more) in LISTS[name](scale).items():
+            rows.append(dict(figure=figure, list=name, setting=', '.join(map(str, key)), model=r.model, images=' → '.join(t.dataset for t,_ in r.path),
+                             learns=' → '.join(said(h) for _,h in r.path), seeds=1+len(more), recipe=r.hash[:8]))
+    return pd.DataFrame(rows)
 
 # %% ../nbs/59_transfer.ipynb #8381ae8e
 def label(df:pd.DataFrame, # Results, one row per stage

@@ -1,4 +1,4 @@
-"The commands `reinit_repro`, at smoke scale, and `reinit_frozen`"
+"The commands: `reinit_repro` at smoke scale, `reinit_claims`, `reinit_frozen`, `reinit_bench`"
 import json, os, re, signal, subprocess, sys, time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 import torch
 from reinit_nb import __version__, cli
-from reinit_nb.cli import MARKER, STUDIES, frozen_parser, marker, parser, reinit_frozen, reinit_repro
-from reinit_nb.core import Store, load_results
+from reinit_nb.cli import (MARKER, STUDIES, Parser, bench_parser, claim_lines, claims_parser, command, frozen_parser, marker, parser, reinit_bench, reinit_claims, reinit_frozen,
+                           reinit_repro)
+from reinit_nb.core import ReinitError, Store, load_results
 from reinit_nb.models import scnn
 
 @pytest.fixture(autouse=True)
@@ -289,3 +290,128 @@ def test_frozen_wrong_input(argv, says, capsys):
     got = capsys.readouterr()
     last = got.err.splitlines()[-1]
     assert got.out=='' and last.startswith('reinit_frozen: ') and says in last and not Path('evil').exists()
+
+# ---------------------------------------------------------------- what all commands share
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = dict(reinit_repro=(reinit_repro,parser), reinit_frozen=(reinit_frozen,frozen_parser), reinit_claims=(reinit_claims,claims_parser), reinit_bench=(reinit_bench,bench_parser))
+
+def call(name, *argv, **kw):
+    "A command in a process of its own, as a user calls it"
+    return subprocess.run([sys.executable, '-c', f'import sys; from reinit_nb.cli import {name}; sys.exit({name}())', *argv], capture_output=True, encoding='utf-8', env=env | kw.pop('env', {}), **kw)
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_commands_are_alike(name, capsys):
+    f,p = COMMANDS[name]
+    assert f(['--help'])==0
+    got = capsys.readouterr()
+    for o in (f'usage: {name}', 'examples:', f'  {name} ', '--json', '--version', 'exit code: 0 done, 1 ', '2 wrong input, 130 Ctrl-C', *(o for a in p()._actions for o in a.option_strings)): assert o in got.out
+    assert got.err=='' and max(map(len, got.out.splitlines()))<=120
+    assert f(['--version'])==0 and capsys.readouterr().out==f'reinit_nb {__version__}\n'
+    assert f(['--nonsense'])==2
+    got = capsys.readouterr()
+    assert got.out=='' and got.err.startswith(f'{name}: ') and f'(see {name} --help)' in got.err and got.err.count('\n')==1
+
+def test_every_command_is_installed():
+    text = (ROOT/'settings.ini').read_text(encoding='utf-8')
+    found = dict(re.findall(r'(reinit_\w+)=reinit_nb\.([\w.:]+)', text))
+    assert {k:found.get(k) for k in COMMANDS}=={k:f'cli:{k}' for k in COMMANDS}
+    for k,v in found.items(): assert hasattr(cli, v.split(':')[1]), f'{k} is not in cli'
+
+@pytest.mark.parametrize('error,code,says', [
+    (ReinitError('no\n  such thing'), 2, 'demo: no such thing\n'), (KeyboardInterrupt(), 130, 'Interrupted\n'), (KeyboardInterrupt('3 of 5'), 130, 'Interrupted: 3 of 5\n'),
+    (OSError(28, 'No space left on device'), 1, 'demo: failed: OSError: [Errno 28] No space left on device (REINIT_DEBUG=1 shows where)\n'), (MemoryError(), 1, 'demo: failed: MemoryError: no message (REINIT_DEBUG=1 shows where)\n'),
+    (BrokenPipeError(), 0, ''), (SystemExit(3), 3, '')])
+def test_errors_become_exit_codes(error, code, says, capsys, monkeypatch):
+    monkeypatch.setattr(cli, '_close_pipe', lambda: 0)   # pytest needs its output
+    def run(a): raise error
+    assert command(Parser('demo', 'about', 'after'), run, ['--version'][:0], bare=True)==code
+    got = capsys.readouterr()
+    assert got.err==says and got.out==''
+
+def test_debugging_shows_where(monkeypatch):
+    def run(a): raise ZeroDivisionError('deep inside')
+    monkeypatch.setenv('REINIT_DEBUG', '1')
+    with pytest.raises(ZeroDivisionError, match='deep inside'): command(Parser('demo', 'about', 'after'), run, [], bare=True)
+
+def test_help_without_arguments(capsys):
+    assert command(Parser('demo', 'about', 'after'), lambda a: 1/0, [])==0 and 'usage: demo' in capsys.readouterr().out
+
+# ---------------------------------------------------------------- reinit_claims
+
+@pytest.fixture
+def asked(capsys):
+    def go(*argv, code=0):
+        assert reinit_claims(argv)==code
+        return capsys.readouterr()
+    return go
+
+def test_claims_as_a_user(tmp_path):
+    "From elsewhere, as JSON, in a process of its own"
+    r = call('reinit_claims', 'r4', 'F4', '--json', cwd=tmp_path)
+    assert r.returncode==0 and 'Traceback' not in r.stderr, r.stderr
+    js = json.loads(r.stdout)
+    assert [o['id'] for o in js['claims']]==['R4','F4'] and sum(js['counts'].values())==2 and js['reinit_nb']==__version__
+    for o in js['claims']: assert o['verdict'] in ('✅','❌','➖') and o['lo']<=o['value']<=o['hi'] and o['notebook'].startswith('experiments/')
+
+def test_claims_in_100_columns(asked):
+    got = asked('--paper', 'fourier')
+    lines = got.out.splitlines()
+    assert [w.split()[1] for w in lines if re.match(r'  [✅❌➖]', w)]==[f'F{i}' for i in range(1, 8)]
+    assert all(len(l)+len(re.findall('[✅❌➖]', l))<=100 for l in lines if not l.startswith('7 claims')) and '7 claims: ' in lines[-1] and 'judging' in got.err
+    text = asked('F7').out
+    assert max(map(len, text.splitlines()))<=100 and 'nbs/experiments/spectra.ipynb' in text and 'Experiment 5' in text and 'spectral norm' in text
+    wide = pd.DataFrame([dict(id=f'C{i}', paper='freezing', short='x'*44, verdict='✅', value=-218.4, lo=-1e3, hi=1e3, unit='powers of 10', null=0., theirs_value=-100.) for i in (1,11)])
+    assert max(len(l)+l.count('✅') for l in claim_lines(wide).splitlines())<=110
+
+def test_claims_filtered(asked):
+    every = {o['id']:o['verdict'] for o in json.loads(asked('--paper', 'fourier', '--json').out)['claims']}
+    for word,sign in (('holds','✅'), ('fails','❌'), ('open','➖')):
+        want = [k for k,v in every.items() if v==sign]
+        for o in (word,sign): assert [c['id'] for c in json.loads(asked('--paper', 'fourier', '--verdict', o, '--json').out)['claims']]==want
+        if not want: assert 'no such claims' in asked('--paper', 'fourier', '--verdict', word).out
+
+def test_claims_of_other_results(asked, tmp_path):
+    Path('mine').mkdir(); Path('mine/waves_laws_laptop.csv').write_bytes((ROOT/'results/waves_laws_laptop.csv').read_bytes())
+    assert 'F4' in asked('F4', '--results', 'mine').out
+    assert 'waves_laptop.csv is missing' in asked('F1', '--results', 'mine', code=2).err
+
+@pytest.mark.parametrize('argv,says', [('R99', "did you mean 'R9'"), ('--paper frosen', "did you mean 'frozen'"), ('--verdict maybe', "--verdict='maybe' is not known"), ('--results nowhere', 'there are no results in nowhere'),
+    ('F1 --paper reinit', 'none of F1 is a claim of --paper reinit'), ('R1 --scale big', "scale='big' is not known"), ('--verdict', 'expected one argument')])
+def test_claims_wrong_input(argv, says, asked):
+    got = asked(*argv.split(), code=2)
+    assert says in got.err and got.out=='' and got.err.startswith('reinit_claims: ') and got.err.count('\n')==1
+
+def test_signs_become_words_where_they_cannot_be_written():
+    r = call('reinit_claims', 'R4', env=dict(PYTHONIOENCODING='ascii'))
+    assert r.returncode==0 and re.match(r'(holds|fails|open ) R4', r.stdout) and 'Traceback' not in r.stderr
+
+@pytest.mark.skipif(os.name!='posix', reason='pipes as on posix')
+def test_closed_pipe():
+    "`reinit_claims --help | true`: no complaint, no failure"
+    p = subprocess.Popen([sys.executable, '-c', 'import sys; from reinit_nb.cli import reinit_claims; sys.exit(reinit_claims())', '--help'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding='utf-8', env=env)
+    p.stdout.close()
+    err = p.stderr.read()
+    assert p.wait(timeout=120)==0 and 'Broken' not in err and 'Traceback' not in err, err
+
+# ---------------------------------------------------------------- reinit_bench, and JSON of reinit_repro
+
+def test_bench(capsys):
+    assert reinit_bench(['--seeds','2','--steps','1','--repeats','1','--json'])==0
+    got = capsys.readouterr()
+    js = json.loads(got.out)
+    assert set(js['ways'])=={'loop','vmap','bmm','ensemble'} and js['seeds']==2 and js['repeats']==1 and js['torch'] and 'timing' in got.err
+    assert reinit_bench(['--seeds','2','--steps','1','--repeats','1'])==0 and 'ensemble' in capsys.readouterr().out
+
+@pytest.mark.parametrize('argv,says', [('--seeds 0', '--seeds=0 should be'), ('callbacks --repeats 0', '--repeats=0 should be'), ('ensembel', "did you mean 'ensemble'"), ('--steps x', 'invalid int value')])
+def test_bench_wrong_input(argv, says, capsys):
+    assert reinit_bench(argv.split())==2
+    got = capsys.readouterr()
+    assert got.out=='' and says in got.err and got.err.count('\n')==1
+
+def test_repro_summary_as_json(done, monkeypatch, capsys):
+    monkeypatch.chdir(done[0])
+    assert reinit_repro(['synthetic','--scale','smoke','--out','new/out','--runs','kept','--json'])==0
+    js = json.loads(capsys.readouterr().out)
+    assert js['study']=='synthetic' and js['new']==0 and js['page']=='new/out/index.html' and [v['id'] for v in js['verdicts']]==['R1','R2','R3'] and len(js['table1'])==len(js['table5'])==18
+    assert pd.DataFrame(js['table1'])['mean'].between(0, 100).all()
