@@ -19,7 +19,7 @@ BROKEN := $(if $(wildcard $(STAMP)),$(shell \
             { [ "$$(cat $(STAMP))" = "$(CURDIR)" ] && $(BIN)/python -c ''; } >/dev/null 2>&1 || echo broken))
 
 .DEFAULT_GOAL := help
-.PHONY: help env reproduce test test-latest bench readme docs constraints clean broken
+.PHONY: help env reproduce test test-latest bench readme llms docs constraints clean broken
 
 help:  ## Show this list
 	@echo 'usage: make TARGET'; echo
@@ -79,14 +79,17 @@ bench: $(STAMP)  ## Compare the ensemble with plain torch on this machine
 readme:  ## Make README.md from nbs/index.ipynb
 	$(PYTHON) .ci/readme.py
 
-# README.md is made first: nbdev_docs makes its own when ours is older than the notebook
-docs:  ## Build the site into _docs (needs Quarto)
-	@command -v quarto >/dev/null || { \
-	  echo 'The site needs Quarto 1.7 or newer, and `quarto` was not found.' >&2; \
-	  echo 'Get it from https://quarto.org/docs/get-started and run `make docs` again.' >&2; exit 1; }
+llms: $(STAMP)  ## Make nbs/llms.txt from the sidebar and the pages' first lines
+	$(BIN)/python .ci/docs/build.py --llms
+
+# README.md is made first: nbdev_docs makes its own when ours is older than the notebook.
+# Without Quarto, Sphinx renders what nbdev has processed; each page says at its end which of the two made it
+docs: $(STAMP)  ## Build the site into _docs, with Quarto or, where there is none, with Sphinx
 	@case '$(CURDIR)/' in */.*) echo 'nbdev skips folders whose name starts with a dot, so the pages would be empty: build from another path' >&2; exit 1;; esac
-	@$(MAKE) --no-print-directory env readme
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/nbdev_docs --n_workers $(WORKERS)
+	@$(MAKE) --no-print-directory readme llms
+	@if command -v quarto >/dev/null; then PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/nbdev_docs --n_workers $(WORKERS); \
+	 else echo 'No Quarto here (https://quarto.org/docs/get-started): Sphinx renders the site' >&2; \
+	   $(BIN)/python .ci/docs/build.py --n_workers $(WORKERS); fi
 
 constraints: $(STAMP)  ## Pin what is installed in .venv (see CONTRIBUTING.md)
 	$(BIN)/python .ci/constraints.py

@@ -26,7 +26,8 @@ setup(
                  f"Natural Language :: {cfg['language']}", 'Programming Language :: Python :: 3'],
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg['requirements'].split(),
-    extras_require={'dev': cfg['dev_requirements'].split(), 'cluster': cfg['cluster_requirements'].split()},
+    extras_require={'dev': (cfg['dev_requirements'] + ' ' + cfg['docs_requirements']).split(),   # the tests build the site
+                    'docs': cfg['docs_requirements'].split(), 'cluster': cfg['cluster_requirements'].split()},
     packages=find_packages(include=[cfg['lib_path'], f"{cfg['lib_path']}.*"]),
     package_data={cfg['lib_path']: ['data/*.csv']},
     entry_points={'console_scripts': cfg['console_scripts'].split(),

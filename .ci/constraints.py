@@ -36,7 +36,7 @@ if __name__ == '__main__':
     parser = ConfigParser(delimiters=['='])
     parser.read(root/'settings.ini', encoding='utf-8')
     cfg = parser['DEFAULT']
-    dists = needed((cfg['requirements'] + ' ' + cfg['dev_requirements']).split())
+    dists = needed(' '.join(cfg[f'{o}requirements'] for o in ('', 'dev_', 'docs_')).split())
     # One marker for all: an older torch, say, wants other versions of all that it needs
     python = '.'.join(map(str, max(map(oldest, dists.values()))))
     marker = '' if python == cfg['min_python'] else f'; python_version >= "{python}"'

@@ -263,7 +263,7 @@ def test_notebooks_are_at_home_everywhere(name):
     assert not bad, f'nbs/{name} names {bad}: use a relative path or leave it out'
 
 def test_other_files_are_at_home_everywhere():
-    files = [f for g in ('*.*', 'Makefile', '.ci/*', '.github/**/*.yml', 'tests/*.py', 'nbs/*.yml', 'reinit_nb/**/*.py') for f in root.glob(g)]
+    files = [f for g in ('*.*', 'Makefile', '.ci/**/*', '.github/**/*.yml', 'tests/*.py', 'nbs/*.yml', 'reinit_nb/**/*.py') for f in root.glob(g)]
     for f in filter(Path.is_file, files):
         bad = [o for o in HOSTS if o in f.read_text(encoding='utf-8', errors='ignore').lower()]
         assert not bad, f'{f.relative_to(root)} names {bad}: leave the choice of a registry to pip'

@@ -1,8 +1,9 @@
 "The page: read by a parser, and opened in a browser"
-import json, math, re, shutil, subprocess
+import math, re
 from html.parser import HTMLParser
 import pandas as pd
 import pytest
+from browser import browser, needs_browser
 from reinit_nb.core import ReinitError
 from reinit_nb.report import figure_html, page, png, prose, table_html, text_table, write_page
 
@@ -63,7 +64,7 @@ def test_headings_and_contents(html):
     assert r.headings==[[1,'Six <methods> & more'], *([2,o] for o in ('Numbers','Empty','Picture','Long'))]
     ids = [a['id'] for t,a in r.tags if 'id' in a]
     links = [a['href'][1:] for t,a in r.tags if t=='a']
-    assert len(set(ids))==len(ids) and links==ids==['numbers','empty','picture','long']
+    assert len(set(ids))==len(ids) and links==['numbers','empty','picture','long']==[o for o in ids if o!='theme']
     assert 'nav' not in dict(Reader(page('t', *[('a','b')]*3)).tags)
 
 def test_every_image_has_words(html):
@@ -111,55 +112,83 @@ def test_wrong_parts(part):
 
 # ---------------------------------------------------------------- opened in a browser
 
-browser = next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
-in_browser = pytest.mark.skipif(browser is None, reason='no chromium or google-chrome here: the page was not opened in a browser')
-FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update',
-         '--disable-sync', '--disable-dev-shm-usage', '--host-resolver-rules=MAP * ~NOTFOUND', '--enable-logging=stderr', '--v=0']
+@pytest.fixture(scope='module')
+def file(tmp_path_factory, html): return write_page(tmp_path_factory.mktemp('page')/'page.html', html)
 
-def visit(text, tmp, script='', *flags):
-    "Open a page from a file, run `script` in it, and get what it puts into `out`, and the lines of the console"
-    tail = f'<script>window.onload = () => {{ const out = {{}}; {script}; out.fetched = performance.getEntriesByType("resource").map(o => o.name);' \
-            ' const pre = document.createElement("pre"); pre.id = "out"; pre.textContent = JSON.stringify(out); document.body.append(pre); }</script>'
-    f = tmp/'page.html'
-    f.write_text(text.replace('</body>', f'{tail}</body>'), encoding='utf-8')
-    r = subprocess.run([browser, *FLAGS, f'--user-data-dir={tmp/"profile"}', *flags, '--dump-dom', f.as_uri()], capture_output=True, text=True, timeout=120)
-    found = re.search('<pre id="out">(.*?)</pre>', r.stdout, re.S)
-    assert found, f'the page did not run to its end:\n{r.stderr[-3000:]}'
-    from html import unescape
-    return json.loads(unescape(found[1])), [l for l in r.stderr.splitlines() if 'CONSOLE' in l]
+def column(page, i, table=0): return [r[i] for r in page.table('table', table)[1:]]
+def sorts(page, table=0): return page.js(f"[...document.querySelectorAll('table')[{table}].tHead.rows[0].cells].map(h => h.getAttribute('aria-sort'))")
 
-CLICK = '''
-const heads = [...document.querySelectorAll('section:first-of-type th')], column = i => [...document.querySelectorAll('section:first-of-type tbody tr')].map(r => r.cells[i].textContent);
-const state = () => heads.map(h => h.getAttribute('aria-sort')), button = i => heads[i].querySelector('button');
-out.names = heads.map(h => h.textContent); out.before = [column(0), state()];
-button(1).click(); out.up = [column(1), column(0), state()];
-button(1).click(); out.down = [column(1), state()];
-button(0).focus(); out.focused = document.activeElement === button(0); document.activeElement.click(); out.words = [column(0), state()];
-button(3).click(); out.notes = column(3);
-out.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth; out.dark = matchMedia('(prefers-color-scheme: dark)').matches;
-out.bg = getComputedStyle(document.body).backgroundColor; out.size = [innerWidth, document.querySelector('img').getBoundingClientRect().width, document.querySelector('img').naturalWidth]
-'''
+@needs_browser
+def test_browser_sorts_and_asks_for_nothing(browser, file):
+    with browser.open(file) as p:
+        assert p.table('table')[0]==list(table) and column(p, 0)==table.method.tolist() and sorts(p)==[None]*4
+        p.click('th button', 1)
+        assert column(p, 1)==['-3.2','9.1','9.1','72.8','100.0','–'] and column(p, 0)==['WELS 10','WELS 9','BL','LW','DSD','<b>FC</b> & "co"'] and sorts(p)==[None,'ascending',None,None]
+        p.click('th button', 1)
+        assert column(p, 1)==['100.0','72.8','9.1','9.1','-3.2','–'] and sorts(p)==[None,'descending',None,None]     # what is missing stays last
+        p.click('th button', 3)
+        assert column(p, 3)[:3]==['x','y','z']
+        assert p.problems()==[] and [u for _,u in p.requests if not u.startswith('data:')]==[file.as_uri()]
 
-@in_browser
-def test_browser_sorts_and_asks_for_nothing(tmp_path, html):
-    out,console = visit(html, tmp_path, CLICK)
-    assert console==[] and out['fetched']==[]
-    assert out['names']==list(table) and out['before']==[table.method.tolist(), [None]*4]
-    assert out['up']==[['-3.2','9.1','9.1','72.8','100.0','–'], ['WELS 10','WELS 9','BL','LW','DSD','<b>FC</b> & "co"'], [None,'ascending',None,None]]
-    assert out['down']==[['100.0','72.8','9.1','9.1','-3.2','–'], [None,'descending',None,None]]     # what is missing stays last
-    assert out['focused'] and out['words'][0][-2:]==['WELS 9','WELS 10'] and out['words'][1]==['ascending',None,None,None]
-    assert out['notes'][:3]==['x','y','z'] and out['size'][2]>300
+@needs_browser
+def test_browser_sorts_by_keyboard(browser, file):
+    with browser.open(file) as p:
+        p.focus('th button', 0).press('Enter')
+        assert column(p, 0)[-2:]==['WELS 9','WELS 10'] and sorts(p)==['ascending',None,None,None]
+        p.press('Space')
+        assert column(p, 0)[:2]==['WELS 10','WELS 9'] and sorts(p)[0]=='descending'
+        p.press('Tab','Enter')                                          # the next header
+        assert column(p, 1)[0]=='-3.2' and sorts(p)==[None,'ascending',None,None]
 
-@in_browser
-def test_browser_phone_and_dark(tmp_path, html):
-    out,console = visit(html, tmp_path, CLICK, '--window-size=500,800', '--blink-settings=preferredColorScheme=0')
-    assert console==[] and out['dark'] and out['bg']!='rgb(255, 255, 255)'
-    assert not out['wide'] and out['size'][0]<=500
+@needs_browser
+def test_browser_phone(browser, file):
+    for size in ((390,844), (320,600), (800,600), (1600,900)):
+        with browser.open(file, size=size) as p:
+            assert p.overflow()<=0 and p.js('innerWidth')==size[0], size
 
-@in_browser
-def test_browser_check_can_fail(tmp_path, html):
-    "A foreign picture is stopped by the page's own policy, and the console tells; a script's error is told too"
-    out,console = visit(html.replace('<main>', '<main><img src="https://example.invalid/x.png" alt="x">'), tmp_path)
-    assert any('example.invalid' in l for l in console)
-    out,console = visit(html.replace('<main>', '<main><script>nonsense()</script>'), tmp_path)
-    assert any('nonsense' in l for l in console)
+@needs_browser
+@pytest.mark.parametrize('dark', [False, True])
+def test_browser_light_and_dark(browser, file, dark):
+    with browser.open(file, dark=dark) as p:
+        def ground(): return sum(map(int, re.findall(r'\d+', p.js('getComputedStyle(document.body).backgroundColor'))))>600
+        assert ground()!=dark and p.contrasts()==[]
+        p.click('#theme')                                               # the other one
+        assert ground()==dark and p.contrasts()==[] and p.texts('#theme')==['Light' if not dark else 'Dark']
+        p.click('#theme')
+        assert ground()!=dark
+        p.media(dark=dark, print=True)
+        assert p.js("getComputedStyle(document.getElementById('theme')).display")=='none'
+        assert p.js("getComputedStyle(document.documentElement).getPropertyValue('--bg')")=='#fff'   # paper is white
+
+@needs_browser
+def test_browser_filter(browser, tmp_path):
+    t = pd.DataFrame(dict(id=['R1','R2','R10'], verdict=['✅ holds','❌ fails','✅ holds'], value=['5.0 [1, 9] points','−3 points','12%'], claim=['Alpha one','beta <two>','gamma ONE']))
+    f = write_page(tmp_path/'p.html', page('t', table_html(t, ids=t.id, filters=['verdict'])))
+    with browser.open(f) as p:
+        assert p.texts('output')==['3 rows']
+        p.focus('input').type('one')
+        assert column(p, 0)==['R1','R10'] and p.texts('output')==['2 of 3 rows']
+        p.type(' gam')
+        assert column(p, 0)==['R10']
+        p.goto(f'{f}#R2')                                               # hidden, and asked for
+        assert column(p, 0)==['R1','R2','R10'] and p.js("document.querySelector('tr:target').id")=='R2'
+        p.js("(() => { const s = document.querySelector('select'); s.value = '❌ fails'; s.dispatchEvent(new Event('input', {bubbles: true})); })()")
+        assert column(p, 0)==['R2']
+        p.js("(() => { const s = document.querySelector('select'); s.value = ''; s.dispatchEvent(new Event('input', {bubbles: true})); })()")
+        for i,want in ((0,['R1','R2','R10']), (1,['R1','R10','R2']), (2,['R2','R1','R10'])):
+            p.click('th button', i)
+            assert column(p, 0)==want, i
+        p.focus('input').type('x').press('Enter')                       # nothing is sent anywhere
+        assert p.problems()==[] and len(p.requests)==1 and column(p, 0)==[]
+
+@needs_browser
+def test_browser_check_can_fail(browser, tmp_path, html):
+    "A foreign picture is stopped by the page's own policy, and the console tells; a script's error is told too; pale text is found"
+    for more,said in (('<img src="https://example.invalid/x.png" alt="x">','example.invalid'), ('<script>nonsense()</script>','nonsense')):
+        with browser.open(write_page(tmp_path/'bad.html', html.replace('<main>', f'<main>{more}'))) as p: assert any(said in o for o in p.problems())
+    with browser.open(write_page(tmp_path/'pale.html', html.replace('<main>', '<main><p style="color:#aaa;min-width:2000px">pale</p>'))) as p:
+        assert [o[3] for o in p.contrasts()]==['pale'] and p.overflow()>0
+
+@needs_browser
+def test_browser_prints(browser, file):
+    with browser.open(file) as p: assert p.pdf().startswith(b'%PDF')

@@ -27,7 +27,8 @@ def test_setup_reads_settings(monkeypatch):
     assert (got['name'], got['version'], got['description']) == (cfg['lib_name'], cfg['version'], cfg['description'])
     assert got['python_requires'] == '>=' + cfg['min_python']
     assert got['install_requires'] == cfg['requirements'].split()
-    assert got['extras_require'] == {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'cluster')}
+    want = {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'cluster')}
+    assert got['extras_require'] == {**want, 'dev': want['dev'] + want['docs']}
     assert got['entry_points']['console_scripts'] == cfg['console_scripts'].split()
     assert got['entry_points']['nbdev'] == ['reinit_nb=reinit_nb._modidx:d']
     assert f'__version__ = "{cfg["version"]}"' in (root/'reinit_nb/__init__.py').read_text(), 'run nbdev_export'
@@ -47,7 +48,7 @@ def test_constraints_fit_settings():
     lines = [l for l in (root/'constraints.txt').read_text(encoding='utf-8').splitlines() if l and l[0] != '#']
     assert all(re.match(r'[\w.-]+==[\w.]+(;|$)', l) for l in lines), 'constraints.txt holds name==version lines only: make constraints'
     pins = {canonicalize_name(r.name): next(iter(r.specifier)).version for r in map(Requirement, lines)}
-    for req in map(Requirement, (cfg['requirements'] + ' ' + cfg['dev_requirements']).split()):
+    for req in map(Requirement, ' '.join(cfg[f'{o}requirements'] for o in ('', 'dev_', 'docs_')).split()):
         version = pins.get(canonicalize_name(req.name))
         assert version, f'constraints.txt does not pin {req.name}: make constraints'
         assert version in req.specifier, f'constraints.txt pins {req.name}=={version}, settings.ini wants {req}'
@@ -57,7 +58,7 @@ def test_site_settings_fit():
     for key in ('title', 'description', 'branch', 'git_url'): assert cfg[key] in yml, f'nbs/nbdev.yml lacks {key}: run `make docs`, or edit it'
 
 @pytest.mark.skipif(not shutil.which('make'), reason='make is not installed')
-@pytest.mark.parametrize('target', 'help env reproduce test test-latest bench readme constraints clean'.split())
+@pytest.mark.parametrize('target', 'help env reproduce test test-latest bench readme llms docs constraints clean'.split())
 def test_make_targets(target):
     r = subprocess.run(['make', '-n', target], cwd=root, capture_output=True, text=True)
     assert r.returncode == 0, r.stderr
@@ -68,10 +69,21 @@ def test_make_says_what_is_missing(tmp_path):
     for f in ('settings.ini', 'setup.py', 'pyproject.toml', 'constraints.txt'): (tmp_path/f).touch()
     r = subprocess.run(['make', 'env', 'PYTHON=no-such-python'], cwd=tmp_path, capture_output=True, text=True)
     assert r.returncode and 'older than Python 3.10' in r.stderr and not (tmp_path/'.venv').exists()
-    env = {**os.environ, 'PATH': str(tmp_path/'bin')}   # a path with nothing but a shell's needs, so no Quarto
-    (tmp_path/'bin').mkdir()
-    for o in ('sh', 'make', 'cat', 'sed'): (tmp_path/'bin'/o).symlink_to(shutil.which(o))
-    r = subprocess.run(['make', 'docs'], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert r.returncode and 'quarto.org' in r.stderr
+
+@pytest.mark.skipif(not shutil.which('make'), reason='make is not installed')
+@pytest.mark.parametrize('quarto', [False, True])
+def test_make_docs_takes_quarto_if_there_is_one(quarto, tmp_path):
+    shutil.copy(root/'Makefile', tmp_path)
+    for f in ('settings.ini', 'setup.py', 'pyproject.toml', 'constraints.txt'): (tmp_path/f).touch()
+    (tmp_path/'bin').mkdir(); (tmp_path/'.venv/bin').mkdir(parents=True)   # a path with nothing but a shell's needs
+    for o in ('sh', 'make', 'cat', 'sed', 'echo'): (tmp_path/'bin'/o).symlink_to(shutil.which(o))
+    def command(path): path.write_text(f'#!{shutil.which("sh")}\necho "{path.name} $*"\n'); path.chmod(0o755)
+    for o in ('.venv/bin/python', '.venv/bin/nbdev_docs', 'bin/python3', *(['bin/quarto'] if quarto else [])): command(tmp_path/o)
+    (tmp_path/'.venv/.installed').write_text(str(tmp_path))
+    r = subprocess.run(['make', '-s', 'docs'], cwd=tmp_path, env={**os.environ, 'PATH': str(tmp_path/'bin')}, capture_output=True, text=True)
+    assert r.returncode == 0, r.stderr
+    assert r.stdout.splitlines() == ['python3 .ci/readme.py', 'python .ci/docs/build.py --llms',
+                                     'nbdev_docs --n_workers 2' if quarto else 'python .ci/docs/build.py --n_workers 2']
+    assert ('quarto.org' in r.stderr) != quarto
 
 def test_check_script_is_executable(): assert os.access(root/'.ci/run', os.X_OK), 'chmod +x .ci/run'
