@@ -235,7 +235,7 @@ def sources(root, proc, src):
         made.add(path := src/(address(page) + '.ipynb'))
         write(path, json.dumps(nb, indent=1, ensure_ascii=False))
     for f in (root/'nbs').rglob('*'):
-        if f.suffix in ('.png', '.svg', '.jpg', '.gif') and not any(p[0] in '._' for p in f.relative_to(root).parts):
+        if f.suffix in ('.png', '.svg', '.jpg', '.gif') and not any(p[0] in '._' or p == 'runs' for p in f.relative_to(root).parts):
             made.add(to := src/f.relative_to(root/'nbs')); to.parent.mkdir(parents=True, exist_ok=True); shutil.copy2(f, to)
     for f in src.rglob('*'):
         if f.is_file() and f not in made: f.unlink()   # of a page that is gone
