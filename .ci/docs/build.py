@@ -56,27 +56,17 @@ def plain(md):
 
 def llms(root):
     "The text of llms.txt (see llmstxt.org): what is where, in one line a page"
-    cfg,res,last = settings(root),[],None
+    cfg,groups = settings(root),{}
     for section,page,name in sidebar(root):
         if not (root/'nbs'/page).exists(): continue
         title,about = head(read(root/'nbs'/page))
-        if page == 'index.ipynb': res.append(f"# {cfg['title']}\n\n> {plain(about or cfg['description'])}\n\nEvery page is a notebook that defines, "
-            f"explains and tests a part of the library; the source is at {cfg['git_url']}.\n")
-        if (group := ': '.join(section) or 'Start') != last: res.append(f'## {group}\n'); last = group
-        res.append(f"- [{name or plain(title)}]({site_url(cfg)}/{address(page)}.html): {plain(about or title)}")
-    return re.sub(r'\n(?=## )', '\n\n', '\n'.join(res).replace('\n\n\n', '\n\n')) + '\n'
+        line = f"- [{name or plain(title)}]({site_url(cfg)}/{address(page)}.html): {plain(about or title)}"
+        groups.setdefault(': '.join(section) or 'Overview', []).append(line)
+    top = (f"# {cfg['title']}\n\n> {cfg['description']}\n\nEvery page is a notebook that defines, explains, shows or tests a part of the library; "
+           f"the source is at {cfg['git_url']}.")
+    return '\n\n'.join([top, *(f'## {k}\n\n' + '\n'.join(v) for k,v in groups.items())]) + '\n'
 
 # ---------------------------------------------------------------- markdown
-
-def outside_code(f, md):
-    "Apply `f` to `md`, but neither to code blocks nor to code in a line"
-    parts = re.split(r'(^(?P<f>```+|~~~+).*?^(?P=f)[ \t]*$|`[^`\n]+`)', md, flags=re.M | re.S)
-    res,i = [],0
-    while i < len(parts):
-        res.append(f(parts[i]))
-        if i+1 < len(parts): res.append(parts[i+1])
-        i += 3   # text, code, the name of its fence
-    return ''.join(res)
 
 def slug(title):
     "The identifier that Pandoc, and so Quarto, gives a heading"
@@ -85,8 +75,9 @@ def slug(title):
 
 def attributes(s):
     "`#id .class key=\"value\"` as (id, classes, dict)"
-    return (next(iter(re.findall(r'#([\w:.-]+)', re.sub(r'"[^"]*"', '', s))), None), re.findall(r'(?<![\w"])\.([\w-]+)', re.sub(r'"[^"]*"', '', s)),
-            dict(re.findall(r'([\w-]+)="?([^"\s]+(?: [^"]*)?)"?', s)))
+    kw = {k: a or b for k,a,b in re.findall(r'([\w-]+)=(?:"([^"]*)"|(\S+))', s)}
+    rest = re.sub(r'[\w-]+=(?:"[^"]*"|\S+)', ' ', s)
+    return next(iter(re.findall(r'#([\w:.-]+)', rest)), None), re.findall(r'(?<!\w)\.([\w-]+)', rest), kw
 
 def callouts(md):
     "Fenced divs of Pandoc as directives of MyST"
@@ -167,7 +158,8 @@ def is_image(out): return any(k.startswith('image/') for k in out.get('data', {}
 
 def code_cell(cell, links):
     "What Sphinx shall show of a code cell: a list of cells"
-    opts,src = options(text(cell['source']))
+    try: opts,src = options(text(cell['source']))
+    except yaml.YAMLError as e: raise SystemExit(f'nbs/{links.page}, cell {cell["id"]}: its options are not YAML; a value that holds ": " stands in double quotes\n{e}')
     if opts.get('include') is False: return []
     outs = [] if opts.get('output') is False else cell['outputs']
     if opts.get('output') == 'asis':
@@ -227,7 +219,9 @@ def write(path, s):
 
 def sources(root, proc, src):
     "Translate the processed notebooks of `proc` into Sphinx sources in `src`"
-    cfg,side = settings(root),[o for o in sidebar(root) if (root/'nbs'/o[1]).exists()]
+    cfg,side = settings(root),sidebar(root)
+    if missing := [o[1] for o in side if not (root/'nbs'/o[1]).exists()]: print(f'WARNING: nbs/sidebar.yml names {missing}, which do not exist', file=sys.stderr)
+    side = [o for o in side if o[1] not in missing]
     pages,made = {o[1] for o in side},set()
     for page in sorted(pages):
         nb = translate(read(proc/page), Links(page, pages, cfg))
@@ -235,7 +229,7 @@ def sources(root, proc, src):
         made.add(path := src/(address(page) + '.ipynb'))
         write(path, json.dumps(nb, indent=1, ensure_ascii=False))
     for f in (root/'nbs').rglob('*'):
-        if f.suffix in ('.png', '.svg', '.jpg', '.gif') and not any(p[0] in '._' for p in f.relative_to(root).parts):
+        if f.suffix in ('.png', '.svg', '.jpg', '.gif') and not any(p[0] in '._' or p == 'runs' for p in f.relative_to(root).parts):
             made.add(to := src/f.relative_to(root/'nbs')); to.parent.mkdir(parents=True, exist_ok=True); shutil.copy2(f, to)
     for f in src.rglob('*'):
         if f.is_file() and f not in made: f.unlink()   # of a page that is gone
