@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['STUDIES', 'MARKER', 'FORMAT', 'Parser', 'command', 'parser', 'marker', 'check_out', 'prepare', 'measure', 'figures',
            'recipe_fields', 'seconds', 'how_run', 'results_page', 'write_results', 'show', 'reinit_repro',
-           'report_parser', 'reinit_report', 'frozen_parser', 'reinit_frozen', 'claims_parser', 'claim_lines',
-           'claim_text', 'reinit_claims', 'bench_parser', 'reinit_bench']
+           'frozen_parser', 'reinit_frozen', 'claims_parser', 'claim_lines', 'claim_text', 'reinit_claims',
+           'report_parser', 'reinit_report', 'bench_parser', 'reinit_bench']
 
-# %% ../nbs/70_cli.ipynb #5eaf15c6
+# %% ../nbs/70_cli.ipynb #eaf7b1a5
 import argparse,json,os,sys,textwrap,time
 from argparse import Namespace
 from collections.abc import Callable
@@ -310,59 +310,13 @@ def reinit_repro(argv:list|None=None # Arguments; default: those of the command 
     "Re-run a study: the command `reinit_repro`"
     return command(parser(), _reproduce, argv)
 
-# %% ../nbs/70_cli.ipynb #f271e0f0
-_report_about = """Write one HTML page about everything that was measured: the scorecard, tables with the papers' numbers beside ours, figures,
-recipes and versions. It is a single file, and needs no connection."""
-
-_report_after = """DIR is one of
-  a folder of results   CSV files such as synthetic_laptop.csv
-  a folder of runs      a store, as sweeps and `compare` write it (runs, or REINIT_RUNS)
-
-examples:
-  reinit_report
-  reinit_report results --out all.html --open
-  reinit_report runs --out mine.html
-  reinit_report --json > report.json"""
-
-def report_parser()->argparse.ArgumentParser:
-    "All arguments of `reinit_report`, with help"
-    p = Parser('reinit_report', _report_about, _report_after)
-    p.add_argument('dir', nargs='?', metavar='DIR', help='folder of results or of runs (default: results of the repository)')
-    p.add_argument('--out', metavar='FILE', default='report.html', help='the page; one that this command has written is replaced (default: report.html)')
-    p.add_argument('--scale', metavar='|'.join(SCALES), help='of the results (default: the scale with most files)')
-    p.add_argument('--open', action='store_true', help='show it in a browser')
-    return p.json()
-
-# %% ../nbs/70_cli.ipynb #dffe566b
-def _report_out(path): # Raise an error if no page can be written there
-    out = Path(path).expanduser()
-    if out.is_dir(): raise ReinitError(f'--out {path} is a folder; name a file, such as {out/"report.html"}')
-    if out.exists() and not is_page(out): raise ReinitError(f'--out {path} is there already, and no page of ours; name another file')
-    near = next(p for p in out.absolute().parents if p.exists())
-    if not near.is_dir() or not os.access(near, os.W_OK): raise ReinitError(f'--out {path} cannot be written: {near} is {"read-only" if near.is_dir() else "a file"}')
-    return out
-
-def _report_run(a):
-    "Write the page, and say where it is"
-    out,at = _report_out(a.out),None if a.scale is None else scale(a.scale)
-    from reinit_nb.digest import write_digest
-    f = write_digest(a.dir, out, scale=at, say=_say)
-    if a.open:
-        import webbrowser
-        webbrowser.open(f.resolve().as_uri())
-    print(_to_json(dict(page=str(f), bytes=f.stat().st_size, source=a.dir, scale=at, reinit_nb=__version__)) if a.json else f'The page: {f}')
-
-def reinit_report(argv:list|None=None # Arguments; default: those of the command line
-                 )->int: # Exit code
-    "Everything that was measured, on one page: the command `reinit_report`"
-    return command(report_parser(), _report_run, argv, bare=True)
-
-# %% ../nbs/70_cli.ipynb #cb56a3d5
+# %% ../nbs/70_cli.ipynb #a0b343d2
 _frozen_about = """Count the mutually frozen weights of a checkpoint (Zilly et al. 2021, Section 6.2): for each layer, the filters whose
 own weights (or the entries of their normalization) and whose columns in all next layers have an L2 norm below a cutoff."""
 
-_frozen_after = """FILE is a state dict written by torch.save, or a dict that holds one (model, state_dict, ...); it is read without running
-anything in it. With --arch resnet50_imagenet, FILE is the .npz of the ImageNet weights (default: the one in REINIT_DATA).
+_frozen_after = """FILE is a state dict written by torch.save, or a dict that holds one (model, state_dict, ...); it is read without
+running anything in it.
+With --arch resnet50_imagenet, FILE is the .npz of the ImageNet weights (default: the one in REINIT_DATA).
 
 examples:
   reinit_frozen model.pth --arch resnet18
@@ -498,7 +452,7 @@ def claim_lines(df:pd.DataFrame # From `scorecard.table`
     head = f'{"":<54}{"effect that decides [95%]":<34}{"paper":>7}'
     return '\n'.join([head, *lines])
 
-# %% ../nbs/70_cli.ipynb #294a02eb
+# %% ../nbs/70_cli.ipynb #ea1b2e93
 def _fill(name, text): # `name: text` in 100 columns
     return textwrap.fill(text, 100, initial_indent=f'  {name:<11}', subsequent_indent=' '*13) if text else None
 
@@ -506,8 +460,8 @@ def claim_text(r # Row of `scorecard.table`
               )->str:
     "Everything that is known about one claim"
     paper = f'{scorecard.theirs(r)} for the same; ' if pd.notna(r.theirs_value) else ''
-    parts = [f'{_sign(r.verdict)} {r.id}  {r.short}', _fill('claim', r.claim), _fill('paper', f'{scorecard.PAPERS[r.paper]}, {r["where"]}'), _fill('they have', f'{paper}{r.theirs}'.strip('; ')),
-             _fill('we have', f'{r.measure}: {scorecard.amount(r)}; n={r.n}, {r["scale"]} scale'), _fill('in full', r.measured), _fill('notebook', f'nbs/{r.notebook}')]
+    parts = [f'{_sign(r.verdict)} {r.id}  {r.short}', _fill('claim', r.claim), _fill('paper', f'{r["where"]} of {scorecard.PAPERS[r.paper]}'), _fill('they have', f'{paper}{r.theirs}'.strip('; ')),
+             _fill('we have', f'{scorecard.effect(r)}; n={r.n}, {r["scale"]} scale'), _fill('in full', r.measured), _fill('notebook', f'nbs/{r.notebook}')]
     return '\n'.join(o for o in parts if o)
 
 # %% ../nbs/70_cli.ipynb #aa20f4bd
@@ -525,6 +479,53 @@ def reinit_claims(argv:list|None=None # Arguments; default: those of the command
                  )->int: # Exit code
     "What became of the claims: the command `reinit_claims`"
     return command(claims_parser(), _claims_run, argv, bare=True)
+
+# %% ../nbs/70_cli.ipynb #f271e0f0
+_report_about = """Write one HTML page about everything that was measured: the scorecard, tables with the papers' numbers beside ours, figures,
+recipes and versions. It is a single file, and needs no connection."""
+
+_report_after = """DIR is one of
+  a folder of results   CSV files such as synthetic_laptop.csv
+  a folder of runs      a store, as sweeps and `compare` write it (runs, or REINIT_RUNS)
+
+examples:
+  reinit_report
+  reinit_report results --out all.html --open
+  reinit_report runs --out mine.html
+  reinit_report --json > report.json"""
+
+def report_parser()->argparse.ArgumentParser:
+    "All arguments of `reinit_report`, with help"
+    p = Parser('reinit_report', _report_about, _report_after)
+    p.add_argument('dir', nargs='?', metavar='DIR', help='folder of results or of runs (default: results of the repository)')
+    p.add_argument('--out', metavar='FILE', default='report.html', help='the page; one that this command has written is replaced (default: report.html)')
+    p.add_argument('--scale', metavar='|'.join(SCALES), help='of the results (default: the scale with most files)')
+    p.add_argument('--open', action='store_true', help='show it in a browser')
+    return p.json()
+
+# %% ../nbs/70_cli.ipynb #dffe566b
+def _report_out(path): # Raise an error if no page can be written there
+    out = Path(path).expanduser()
+    if out.is_dir(): raise ReinitError(f'--out {path} is a folder; name a file, such as {out/"report.html"}')
+    if out.exists() and not is_page(out): raise ReinitError(f'--out {path} is there already, and no page of ours; name another file')
+    near = next(p for p in out.absolute().parents if p.exists())
+    if not near.is_dir() or not os.access(near, os.W_OK): raise ReinitError(f'--out {path} cannot be written: {near} is {"read-only" if near.is_dir() else "a file"}')
+    return out
+
+def _report_run(a):
+    "Write the page, and say where it is"
+    out,at = _report_out(a.out),None if a.scale is None else scale(a.scale)
+    from reinit_nb.digest import write_digest
+    f = write_digest(a.dir, out, scale=at, say=_say)
+    if a.open:
+        import webbrowser
+        webbrowser.open(f.resolve().as_uri())
+    print(_to_json(dict(page=str(f), bytes=f.stat().st_size, source=a.dir, scale=at, reinit_nb=__version__)) if a.json else f'The page: {f}')
+
+def reinit_report(argv:list|None=None # Arguments; default: those of the command line
+                 )->int: # Exit code
+    "Everything that was measured, on one page: the command `reinit_report`"
+    return command(report_parser(), _report_run, argv, bare=True)
 
 # %% ../nbs/70_cli.ipynb #9c748257
 _bench_about = """Ratios on this machine: the ensemble against other ways to train the networks of Table 1, or what callbacks cost.
@@ -545,7 +546,7 @@ def bench_parser()->argparse.ArgumentParser:
     p.add_argument('--repeats', type=int, metavar='N', help='times that each way gets its turn (default: 5, callbacks 7)')
     return p.json()
 
-# %% ../nbs/70_cli.ipynb #4c83399c
+# %% ../nbs/70_cli.ipynb #f3783fa5
 def _bench_run(a):
     "Time, and print"
     import torch
@@ -554,7 +555,7 @@ def _bench_run(a):
     n = {'ensemble':5, 'callbacks':7}[a.what] if a.repeats is None else a.repeats
     for k,v in dict(seeds=a.seeds, steps=a.steps, batches=a.batches, repeats=n).items(): check_number(f'--{k}', v, 1, integer=True)
     _say(f'timing, {n} repeats …')
-    t = bench(a.seeds, a.steps, n) if a.what=='ensemble' else bench_callbacks(batches=a.batches, repeats=n)
+    t = bench(a.seeds, a.steps, n, show=not a.json) if a.what=='ensemble' else bench_callbacks(batches=a.batches, repeats=n, show=not a.json)
     said = {k:v for k,v in vars(a).items() if k!='json'} | dict(repeats=n, threads=torch.get_num_threads(), ways=t.set_index(t.columns[0]).to_dict('index'), **provenance())
     print(_to_json(said) if a.json else text_table(t))
 

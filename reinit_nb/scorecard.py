@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PAPERS', 'LOOKS', 'LISTS', 'PARTS', 'CLAIMS', 'COLUMNS', 'TITLES', 'STYLE', 'FAR', 'LEFT_OUT', 'all_claims',
            'theirs_for', 'find_results', 'Look', 'look', 'measure', 'record', 'each', 'Results', 'claim', 'verdict',
-           'table', 'amount', 'theirs', 'markdown', 'counts', 'headline', 'support', 'plot_claims', 'stale', 'on_pages',
-           'differ']
+           'table', 'amount', 'effect', 'theirs', 'markdown', 'counts', 'headline', 'support', 'plot_claims', 'stale',
+           'on_pages', 'differ']
 
 # %% ../nbs/62_scorecard.ipynb #f86897d4
 import gc,json,re
@@ -255,30 +255,35 @@ def table(path=None, # As in `find_results`
     finally: gc.unfreeze()
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
-# %% ../nbs/62_scorecard.ipynb #0ea8e378
+# %% ../nbs/62_scorecard.ipynb #82e0ec80
 def _number(v, signed): # Three digits that matter
     return f'{v:{"+" if signed else ""}.{max(0, min(2, 2-int(np.floor(np.log10(abs(v)))))) if v else 0}f}'.replace('-','−')
 
 def amount(row # Of `table`
           )->str:
     "The effect with its interval and unit"
-    if pd.isna(row.value): return 'no number'
+    if pd.isna(row.value): return 'no number' if row.n else 'not judged'
     signed,glue = row.null==0,'' if row.unit in ('%','×') else ' '
     span = '' if pd.isna(row.lo) else f' [{_number(row.lo, signed)}, {_number(row.hi, signed)}]'
     return f'{_number(row.value, signed)}{span}{glue}{row.unit}'
+
+def effect(row # Of `table`
+          )->str:
+    "What was measured, and how much it is"
+    return f'{row.measure}: {amount(row)}' if row.measure else amount(row)
 
 def theirs(row # Of `table`
           )->str: # Empty if the paper has none
     "The paper's number for the same"
     return '' if pd.isna(row.theirs_value) else f'{row.theirs_value:{"+" if row.null==0 else ""}g}'.replace('-','−')
 
-# %% ../nbs/62_scorecard.ipynb #fcd6dc02
+# %% ../nbs/62_scorecard.ipynb #fb6ddd51
 TITLES = dict(reinit='Reinitialization', frozen='Mutually frozen weights', freezing='Freezing and separability', fourier='Initialization and spectra')
 
 def _cell(text): return text.replace('|', r'\|')   # a bar would end the cell
 
 def _line(r, base): # A row of the table in Markdown
-    return f'| [{r.id}]({base}{r.notebook}) | {_cell(r.claim)} | {r.verdict} | {r.measure}: {amount(r)} | {theirs(r)} | {r["where"]} | {r.n} |'
+    return f'| [{r.id}]({base}{r.notebook}) | {_cell(r.claim)} | {r.verdict} | {effect(r)} | {theirs(r)} | {r["where"]} | {r.n} |'
 
 def markdown(df:pd.DataFrame, # From `table`
              base:str='' # Put before the paths of notebooks

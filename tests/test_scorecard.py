@@ -135,9 +135,9 @@ def test_markdown_names_every_claim(df):
     assert 'nan' not in text
 
 def test_amounts():
-    row = lambda **kw: pd.Series(dict(value=1.234, lo=-.5, hi=3., unit='points', null=0.) | kw)
+    row = lambda **kw: pd.Series(dict(value=1.234, lo=-.5, hi=3., unit='points', null=0., n=3) | kw)
     assert amount(row())=='+1.23 [−0.50, +3.00] points' and amount(row(value=94.12, lo=71.3, hi=99.9, unit='%', null=50.))=='94.1 [71.3, 99.9]%'
-    assert amount(row(lo=np.nan, hi=np.nan, unit='filters', value=0., null=np.nan))=='0 filters' and amount(row(value=np.nan))=='no number'
+    assert amount(row(lo=np.nan, hi=np.nan, unit='filters', value=0., null=np.nan))=='0 filters' and amount(row(value=np.nan))=='no number' and amount(row(value=np.nan, n=0))=='not judged'
 
 def test_figure_shows_every_claim(df):
     import matplotlib.pyplot as plt
