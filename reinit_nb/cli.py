@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['STUDIES', 'MARKER', 'FORMAT', 'Parser', 'command', 'parser', 'marker', 'check_out', 'prepare', 'measure', 'figures',
            'recipe_fields', 'seconds', 'how_run', 'results_page', 'write_results', 'show', 'reinit_repro',
-           'report_parser', 'reinit_report', 'frozen_parser', 'reinit_frozen', 'claims_parser', 'claim_lines',
-           'claim_text', 'reinit_claims', 'bench_parser', 'reinit_bench']
+           'frozen_parser', 'reinit_frozen', 'claims_parser', 'claim_lines', 'claim_text', 'reinit_claims',
+           'report_parser', 'reinit_report', 'bench_parser', 'reinit_bench']
 
-# %% ../nbs/70_cli.ipynb #5eaf15c6
+# %% ../nbs/70_cli.ipynb #eaf7b1a5
 import argparse,json,os,sys,textwrap,time
 from argparse import Namespace
 from collections.abc import Callable
@@ -310,53 +310,6 @@ def reinit_repro(argv:list|None=None # Arguments; default: those of the command 
     "Re-run a study: the command `reinit_repro`"
     return command(parser(), _reproduce, argv)
 
-# %% ../nbs/70_cli.ipynb #f271e0f0
-_report_about = """Write one HTML page about everything that was measured: the scorecard, tables with the papers' numbers beside ours, figures,
-recipes and versions. It is a single file, and needs no connection."""
-
-_report_after = """DIR is one of
-  a folder of results   CSV files such as synthetic_laptop.csv
-  a folder of runs      a store, as sweeps and `compare` write it (runs, or REINIT_RUNS)
-
-examples:
-  reinit_report
-  reinit_report results --out all.html --open
-  reinit_report runs --out mine.html
-  reinit_report --json > report.json"""
-
-def report_parser()->argparse.ArgumentParser:
-    "All arguments of `reinit_report`, with help"
-    p = Parser('reinit_report', _report_about, _report_after)
-    p.add_argument('dir', nargs='?', metavar='DIR', help='folder of results or of runs (default: results of the repository)')
-    p.add_argument('--out', metavar='FILE', default='report.html', help='the page; one that this command has written is replaced (default: report.html)')
-    p.add_argument('--scale', metavar='|'.join(SCALES), help='of the results (default: the scale with most files)')
-    p.add_argument('--open', action='store_true', help='show it in a browser')
-    return p.json()
-
-# %% ../nbs/70_cli.ipynb #dffe566b
-def _report_out(path): # Raise an error if no page can be written there
-    out = Path(path).expanduser()
-    if out.is_dir(): raise ReinitError(f'--out {path} is a folder; name a file, such as {out/"report.html"}')
-    if out.exists() and not is_page(out): raise ReinitError(f'--out {path} is there already, and no page of ours; name another file')
-    near = next(p for p in out.absolute().parents if p.exists())
-    if not near.is_dir() or not os.access(near, os.W_OK): raise ReinitError(f'--out {path} cannot be written: {near} is {"read-only" if near.is_dir() else "a file"}')
-    return out
-
-def _report_run(a):
-    "Write the page, and say where it is"
-    out,at = _report_out(a.out),None if a.scale is None else scale(a.scale)
-    from reinit_nb.digest import write_digest
-    f = write_digest(a.dir, out, scale=at, say=_say)
-    if a.open:
-        import webbrowser
-        webbrowser.open(f.resolve().as_uri())
-    print(_to_json(dict(page=str(f), bytes=f.stat().st_size, source=a.dir, scale=at, reinit_nb=__version__)) if a.json else f'The page: {f}')
-
-def reinit_report(argv:list|None=None # Arguments; default: those of the command line
-                 )->int: # Exit code
-    "Everything that was measured, on one page: the command `reinit_report`"
-    return command(report_parser(), _report_run, argv, bare=True)
-
 # %% ../nbs/70_cli.ipynb #cb56a3d5
 _frozen_about = """Count the mutually frozen weights of a checkpoint (Zilly et al. 2021, Section 6.2): for each layer, the filters whose
 own weights (or the entries of their normalization) and whose columns in all next layers have an L2 norm below a cutoff."""
@@ -526,6 +479,53 @@ def reinit_claims(argv:list|None=None # Arguments; default: those of the command
                  )->int: # Exit code
     "What became of the claims: the command `reinit_claims`"
     return command(claims_parser(), _claims_run, argv, bare=True)
+
+# %% ../nbs/70_cli.ipynb #f271e0f0
+_report_about = """Write one HTML page about everything that was measured: the scorecard, tables with the papers' numbers beside ours, figures,
+recipes and versions. It is a single file, and needs no connection."""
+
+_report_after = """DIR is one of
+  a folder of results   CSV files such as synthetic_laptop.csv
+  a folder of runs      a store, as sweeps and `compare` write it (runs, or REINIT_RUNS)
+
+examples:
+  reinit_report
+  reinit_report results --out all.html --open
+  reinit_report runs --out mine.html
+  reinit_report --json > report.json"""
+
+def report_parser()->argparse.ArgumentParser:
+    "All arguments of `reinit_report`, with help"
+    p = Parser('reinit_report', _report_about, _report_after)
+    p.add_argument('dir', nargs='?', metavar='DIR', help='folder of results or of runs (default: results of the repository)')
+    p.add_argument('--out', metavar='FILE', default='report.html', help='the page; one that this command has written is replaced (default: report.html)')
+    p.add_argument('--scale', metavar='|'.join(SCALES), help='of the results (default: the scale with most files)')
+    p.add_argument('--open', action='store_true', help='show it in a browser')
+    return p.json()
+
+# %% ../nbs/70_cli.ipynb #dffe566b
+def _report_out(path): # Raise an error if no page can be written there
+    out = Path(path).expanduser()
+    if out.is_dir(): raise ReinitError(f'--out {path} is a folder; name a file, such as {out/"report.html"}')
+    if out.exists() and not is_page(out): raise ReinitError(f'--out {path} is there already, and no page of ours; name another file')
+    near = next(p for p in out.absolute().parents if p.exists())
+    if not near.is_dir() or not os.access(near, os.W_OK): raise ReinitError(f'--out {path} cannot be written: {near} is {"read-only" if near.is_dir() else "a file"}')
+    return out
+
+def _report_run(a):
+    "Write the page, and say where it is"
+    out,at = _report_out(a.out),None if a.scale is None else scale(a.scale)
+    from reinit_nb.digest import write_digest
+    f = write_digest(a.dir, out, scale=at, say=_say)
+    if a.open:
+        import webbrowser
+        webbrowser.open(f.resolve().as_uri())
+    print(_to_json(dict(page=str(f), bytes=f.stat().st_size, source=a.dir, scale=at, reinit_nb=__version__)) if a.json else f'The page: {f}')
+
+def reinit_report(argv:list|None=None # Arguments; default: those of the command line
+                 )->int: # Exit code
+    "Everything that was measured, on one page: the command `reinit_report`"
+    return command(report_parser(), _report_run, argv, bare=True)
 
 # %% ../nbs/70_cli.ipynb #9c748257
 _bench_about = """Ratios on this machine: the ensemble against other ways to train the networks of Table 1, or what callbacks cost.

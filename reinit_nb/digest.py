@@ -105,7 +105,9 @@ def block(name:str, # One of `STUDIES`
     return add
 
 # %% ../nbs/65_digest.ipynb #d27b8fd3
-def _short(e, res): return str(e).replace(f'{res.path}/', '')   # the page should not tell whose folder it was
+def _short(e, res): # Why something is missing; the page should not tell whose folder it was
+    text = str(e) if isinstance(e, ReinitError) else f'what is here does not suffice ({type(e).__name__}: {e})'
+    return text.replace(f'{res.path}/', '')
 def _not_shown(e, res): return f'<p class="dim missing">Not shown: {escape(_short(e, res))}</p>'
 
 def blocks(name:str, # One of `STUDIES`
@@ -115,7 +117,7 @@ def blocks(name:str, # One of `STUDIES`
     parts = []
     for title,f in BLOCKS[name]:
         try: parts.append((title, *f(res)))
-        except ReinitError as e: parts.append((title, _not_shown(e, res)))
+        except Exception as e: parts.append((title, _not_shown(e, res)))   # a page about part of the results is better than none
     return parts
 
 # %% ../nbs/65_digest.ipynb #75e889f2
@@ -440,7 +442,7 @@ def judge(res:Source # What there is
     rows,nothing = [],dict(verdict='', n=0, scale=res.scale, measure='', unit='', **dict.fromkeys(('value','lo','hi','null','theirs_value'), np.nan))
     for c in all_claims().itertuples(index=False):
         try: rows.append(scorecard._row(c, scorecard.verdict(c.id, res)))
-        except ReinitError as e: rows.append(c._asdict() | nothing | dict(measured=f'not judged: {_short(e, res)}'))
+        except Exception as e: rows.append(c._asdict() | nothing | dict(measured=f'not judged: {_short(e, res)}'))
     return pd.DataFrame(rows, columns=list(scorecard.COLUMNS))
 
 def count(df:pd.DataFrame # From `judge`
@@ -458,7 +460,7 @@ def claims_table(df:pd.DataFrame # From `judge`
     df = df.reset_index(drop=True)
     ours = ['–' if pd.isna(r.value) else amount(r) for _,r in df.iterrows()]
     t = pd.DataFrame({'claim':[link(o, f'{o}-evidence') for o in df.id], 'verdict':df.verdict.map(badge), 'what it says':df.claim, 'ours [95%]':ours,
-                      'paper\'s':[scorecard._theirs(r) or '–' for _,r in df.iterrows()], 'of what':df.measure.replace('', '–'), 'n':df.n, 'scale':df.scale,
+                      'paper\'s':[scorecard.theirs(r) or '–' for _,r in df.iterrows()], 'of what':df.measure.replace('', '–'), 'n':df.n, 'scale':df.scale,
                       'paper':df.paper.map(TITLES), 'where':df['where'], 'study':[link(Path(o).stem.replace('_', ' '), _home(o)) for o in df.notebook]})
     return table_html(t, 'All claims; a click on a header sorts', ids=list(df.id), filters=['verdict','paper'])
 
