@@ -26,7 +26,7 @@ from .stats import interval
 from .sweep import Engine
 from .vision import Task
 from .vision import missing as no_data
-from .waves import ImageRun,_hessian,image_net,images,look
+from .waves import ImageRun,_hessian,image_net,images,look,plain_log
 
 # %% ../nbs/54_bridge.ipynb #d733aa0c
 HOWS = ('nothing','LW','Dirac','frozen','reservoir')
@@ -163,6 +163,6 @@ def plot_against(t:pd.DataFrame # From `against`
         for i,m in enumerate(models):
             g = t[(t.measure==k) & (t.model==m)].set_index('how').reindex(hows)
             ax.errorbar(g.ratio, np.arange(len(hows))+.15*i, xerr=np.abs(np.array([g.ratio-g.lo, g.hi-g.ratio])), fmt='o', ms=4, lw=1, label=m)
-        ax.axvline(1, c='k', lw=.7, ls=':'); ax.set(title=k, xscale='log', xlabel='ratio', yticks=range(len(hows)), yticklabels=hows)
+        ax.axvline(1, c='k', lw=.7, ls=':'); ax.set(title=k, xscale='log', xlabel='ratio', yticks=range(len(hows)), yticklabels=hows); plain_log(ax)
     axs[0].invert_yaxis(); axs[-1].legend(frameon=False, fontsize='small')
     return axs

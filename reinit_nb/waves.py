@@ -8,7 +8,7 @@ __all__ = ['WAVES', 'RATES', 'ARMS', 'SIDES', 'LAWS', 'VGGS', 'OWN', 'PHASES', '
            'descents', 'sequences', 'arms', 'variances', 'minima', 'hessians', 'LawRun', 'run_laws', 'laws', 'vgg',
            'Added', 'convmixer', 'image_net', 'ImageRun', 'images', 'look', 'run_image', 'pictures', 'label',
            'step_table', 'order', 'predictors', 'curves', 'plot_curves', 'plot_before_after', 'plot_steps', 'densities',
-           'plot_densities', 'plot_predictors', 'plot_rhos', 'eigenvalues', 'plot_hessians', 'recipes']
+           'plot_densities', 'plain_log', 'plot_predictors', 'plot_rhos', 'eigenvalues', 'plot_hessians', 'recipes']
 
 # %% ../nbs/53_waves.ipynb #ce74a65c
 import math
@@ -568,6 +568,11 @@ def plot_densities(df:pd.DataFrame, # Results of `pictures`, of one network
     return axs
 
 # %% ../nbs/53_waves.ipynb #49ff5101
+def plain_log(ax):
+    "Few, readable numbers on a logarithmic axis that spans little"
+    from matplotlib.ticker import FormatStrFormatter,LogLocator,NullFormatter
+    ax.xaxis.set_major_locator(LogLocator(subs=(1,3))); ax.xaxis.set_major_formatter(FormatStrFormatter('%g')); ax.xaxis.set_minor_formatter(NullFormatter())
+
 PREDICTORS = dict(centroid0='centroid before', width0='width before', top='largest eigenvalue', trace='trace')   # how they are called in figures
 
 def plot_predictors(df:pd.DataFrame, # One row for each run
@@ -582,6 +587,7 @@ def plot_predictors(df:pd.DataFrame, # One row for each run
         for k,g in df[df[x]>0].groupby(by, sort=False) if log else df.groupby(by, sort=False): ax.plot(g[x], g[y], 'o', ms=3, alpha=.7, label=k)
         ax.set(xlabel=PREDICTORS.get(x, x))
         if log: ax.set(**{f'{a}scale':'log' for a,v in (('x',df[x]),('y',df[y])) if v[v>0].max()>10*v[v>0].min()})
+        if ax.get_xscale()=='log' and df[x].max()<1e3*df[x][df[x]>0].min(): plain_log(ax)
     axs[0].set_ylabel(y); axs[-1].legend(frameon=False, fontsize=6, bbox_to_anchor=(1,1))
     return axs
 
