@@ -779,48 +779,52 @@ def f4(df:pd.DataFrame, # Runs of `waves.laws`
     return Verdict('F4', 'The tangent-kernel law predicts the measured change of the spectrum, and vanishes at high frequency', worst(parts.values()), said, df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('runs that follow the law and vanish', _share((df.agree & df.vanishes).sum(), len(df)), '%', null=50.)]))
 
-# %% ../nbs/60_claims.ipynb #93a71785
+# %% ../nbs/60_claims.ipynb #84b90ca5
 def _both(df, a, b, value, f=lambda v: v): # Runs of `waves.pictures` that reached 100% → `f(value)` of start `a` minus that of `b`, pair by pair
     on = ['model','task.dataset','task.n_train','seed']
     w = df[df.reached.astype(bool)].pivot(index=on, columns='labels', values=value)
     return (f(w[a])-f(w[b])).dropna() if {a,b}<=set(w) else pd.Series(dtype=float)
 
-def _contrast(d, digits=1): # Differences → interval and how it is said, or `None`
-    if len(d)<2: return None,f'{len(d)} pairs in which both reached 100%'
-    o = interval(d)
-    return o,f'{_pm(o, digits)} in {len(d)} pairs'
+def _contrast(d, digits=1): # Differences → interval over seeds with its verdict, or `None`, and how it is said
+    by = d.groupby('seed').mean() if len(d) else d   # networks of a seed share images: a seed is one observation
+    if len(by)<2: return None,f'{len(d)} pairs in which both reached 100%'
+    o,own = interval(by),[interval(g) for _,g in d.groupby(['model','task.dataset'], sort=False) if len(g)>1]
+    v,up,down = sign_verdict(o['lo'], o['hi']),sum(g['lo']>0 for g in own),sum(g['hi']<0 for g in own)
+    o['verdict'] = '➖' if (v=='✅' and down) or (v=='❌' and up) else v
+    return o,f'{_pm(o, digits)} ({len(d)} pairs; of {len(own)} networks by themselves, {up} above zero and {down} below)'
 
-# %% ../nbs/60_claims.ipynb #cfa18ba2
+# %% ../nbs/60_claims.ipynb #e73cee03
 def f5(df:pd.DataFrame, # Runs of `waves.pictures`
        scale:str|None=None # As in `f1`
       )->Verdict:
     "Does pre-training on random labels lower test accuracy at 100% training accuracy, and on swapped labels not?"
     o = {(a,b):_contrast(_both(df, a, b, 'test_accuracy', lambda v: 100*v)) for a,b in (('random','none'),('swapped','none'),('swapped','random'))}
-    v = {k:c[0] and sign_verdict(c[0]['lo'], c[0]['hi']) for k,c in o.items()}
+    v = {k:c[0] and c[0]['verdict'] for k,c in o.items()}
     flip = {'✅':'❌', '❌':'✅', '➖':'➖'}
     ok = '➖' if None in v.values() else worst([flip[v['random','none']], '❌' if v['swapped','none']=='❌' else '✅', v['swapped','random']])
     left = int((~df.reached.astype(bool)).sum())
     return Verdict('F5', 'Random-label pre-training lowers test accuracy at 100% training accuracy; consistently swapped labels do not', ok,
-                   'test accuracy in points: ' + '; '.join(f'{a} − {b} {s}' for (a,b),(_,s) in o.items()) + f'; {left} of {len(df)} runs did not reach 100% and do not count', df.seed.nunique(), get_scale(scale),
+                   'test accuracy in points, mean over networks and data, interval over seeds: ' + '; '.join(f'{a} − {b} {s}' for (a,b),(_,s) in o.items()) + f'; {left} of {len(df)} runs did not reach 100% and do not count', df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('none − random', o['random','none'][0], sign=-1), _not_worse('swapped − none', o['swapped','none'][0], v['swapped','none']), _effect('swapped − random', o['swapped','random'][0])]))
 
-# %% ../nbs/60_claims.ipynb #18fbac4a
+# %% ../nbs/60_claims.ipynb #a31be8ae
 def f6(df:pd.DataFrame, # Runs of `waves.pictures`
        scale:str|None=None # As in `f1`
       )->Verdict:
     "Do random labels widen the histogram of the gradients at the pixels, before and after the right labels?"
     asks = {'before, against swapped labels':('swapped','width0'), 'after, against none':('none','width1'), 'after, against swapped labels':('swapped','width1')}
     o = {k:_contrast(_both(df, 'random', b, w, np.log2), 2) for k,(b,w) in asks.items()}
-    v = [c[0] and sign_verdict(c[0]['lo'], c[0]['hi']) for c in o.values()]
+    v = [c[0] and c[0]['verdict'] for c in o.values()]
     return Verdict('F6', 'Histograms of the gradients at the inputs widen with random-label pre-training', '➖' if None in v else worst(v),
-                   'width after random labels, in powers of 2: ' + '; '.join(f'{k} {s}' for k,(_,s) in o.items()), df.seed.nunique(), get_scale(scale),
+                   'width after random labels, in powers of 2, mean over networks and data, interval over seeds: ' + '; '.join(f'{k} {s}' for k,(_,s) in o.items()), df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect(f'width, {k}', c[0], 'powers of 2') for k,c in o.items()]))
 
-# %% ../nbs/60_claims.ipynb #2a7e0c10
-def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` → high minus low, signal by signal
+# %% ../nbs/60_claims.ipynb #06aa92a8
+def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` → high minus low, signal by signal; interval over the networks that they began with
     names = dict(relu=('relu he, high','relu he'), gaussian=('gaussian','gaussian low'))[act]
     high,low = (df[df.kind==k].set_index('signal.freqs')[value] for k in names)
     d = (f(high)-f(low).loc[high.index]).dropna()
+    d = d.groupby(df.groupby('signal.freqs').seed.first()).mean()   # signals share a few networks: a seed is one observation
     return interval(d) if len(d)>1 else dict(n=len(d), mean=np.nan, lo=np.nan, hi=np.nan)
 
 def _log10(v): return np.log10(v.where(v>0))   # away from a minimum a trace can be negative
@@ -835,5 +839,5 @@ def f7(df:pd.DataFrame, # From `waves.label` of runs of `waves.minima`
     g,r = of('gaussian'),of('relu')
     ok = [sign_verdict(g[k]['lo'], g[k]['hi']) for k in ('error','centroid0')] + [sign_verdict(-g[k]['hi'], -g[k]['lo']) for k in ('trace','top')]
     return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst(ok),
-                   f'high minus low bandwidth over {len(d)//4} signals: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', len(d)//4, get_scale(scale),
+                   f'high minus low bandwidth, {len(d)//4} signals, interval over {d.seed.nunique()} networks that they share: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', len(d)//4, get_scale(scale),
                    **_weakest([_effect('error, high − low', g['error'], '%'), _effect('centroid, high − low', g['centroid0'], 'cycles'), *(_effect(f'{k}, low − high', g[v], 'powers of 10', -1) for k,v in (('trace','trace'),('largest eigenvalue','top')))]))

@@ -50,10 +50,11 @@ def points(self:Probe,
     "Some points of all lines or planes, in order"
     i = torch.arange(start, self.size if stop is None else min(stop, self.size), device=self.origin.device)
     line,x = i//self.n**self.dim,None
+    if len(line) and line[0]==line[-1]: line = line[:1]   # nothing is copied for points of one line
     for k,a in enumerate(self.axes):
         t = (i//self.n**(self.dim-1-k)%self.n).to(a.dtype)/self.n   # whole numbers divided by each other would be in single precision
         step = a[line]*t.view(-1, *[1]*(a.ndim-1))
-        x = self.origin[line]+step if x is None else x.add_(step)
+        x = step.add_(self.origin[line]) if x is None else x.add_(step)
     return x
 
 # %% ../nbs/27_spectrum.ipynb #56297225
@@ -141,9 +142,14 @@ def _layout(model, x):
     except RuntimeError: return torch.contiguous_format
     return torch.channels_last
 
+def _channels_last(p):
+    "The probe laid out in memory as its points shall be, so that they need not be copied"
+    def lay(t, d): return t.movedim(d, -1).contiguous().movedim(-1, d)
+    return Probe(lay(p.origin, 1), lay(p.axes, 2), p.n, p.unit)
+
 def _batch_size(bs, shape):
-    "Points that go through the model at once: about a megabyte, unless told otherwise"
-    return min(4096, max(16, 2**18//max(1, math.prod(shape)))) if bs is None else check_number('bs', bs, 1, integer=True)
+    "Points that go through the model at once: a megabyte or less, and a power of two, so that batches are parts of lines, unless told otherwise"
+    return 2**(min(4096, max(16, 2**18//max(1, math.prod(shape)))).bit_length()-1) if bs is None else check_number('bs', bs, 1, integer=True)
 
 # %% ../nbs/27_spectrum.ipynb #3d8d018f
 def values(model:nn.Module, # Any model
@@ -157,6 +163,7 @@ def values(model:nn.Module, # Any model
     bs,p,found = _batch_size(bs, probe.origin.shape[1:]),probe.to(device, dtype),[]
     with untouched(model):
         layout = _layout(model, p.points(0, 1))
+        if layout is torch.channels_last: p = _channels_last(p)
         for i in range(0, p.size, bs): found.append(_run(model, p.points(i, i+bs).contiguous(memory_format=layout), outputs).cpu().double())
     g = torch.cat(found)
     bad = int((~g.isfinite()).any(1).sum())

@@ -8,7 +8,7 @@ lib = root/'reinit_nb'
 
 # Modules that define fastai callbacks or patch `Learner` must import fastai, and fastai.imports (all of fastai but
 # its empty __init__) imports matplotlib.pyplot. The others import fastai inside the functions that need it.
-NEED_FASTAI = {'freezing','separability','frozen','reset','spectrum','rounds','lw','wels','dsd','fc','controls','checkpoint','sequence','stuck'}
+NEED_FASTAI = {'freezing','separability','frozen','reset','spectrum','bridge','rounds','lw','wels','dsd','fc','controls','checkpoint','sequence','stuck'}
 
 # ---------------------------------------------------------------- reading
 

@@ -63,6 +63,19 @@ def test_parseval(n, window, dim, seed, shift):
         assert np.isclose(E.item(), want, rtol=1e-10)
         if window == 'none': assert np.isclose(E.item(), (o**2).mean(), rtol=1e-10)
 
+def test_batches_are_parts_of_lines_and_layouts_agree():
+    for shape in ((3,32,32), (3,224,224), (784,), (1,)):
+        bs = sp._batch_size(None, shape)
+        assert bs&(bs-1)==0 and 16<=bs<=4096 and (bs==16 or bs*math.prod(shape)<=2**18)
+    p = sp.lines(images(6), 3, 16)
+    q = sp._channels_last(p)
+    assert torch.equal(p.points(), q.points()) and torch.equal(p.points(5, 9), q.points(5, 9)) and torch.equal(p.points(5, 40), q.points(5, 40))
+    assert q.points(16, 24).is_contiguous(memory_format=torch.channels_last) and q.points(3, 3).shape[0]==0
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    by_hand = torch.cat([net(x[None]).mean(1) for x in p.points()]).detach().double()
+    assert torch.allclose(sp.values(net, p).flatten(), by_hand, atol=1e-6) and torch.allclose(sp.values(net, p, bs=5).flatten(), by_hand, atol=1e-6)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 30), st.floats(.1, 9), st.floats(0, 6), st.floats(-3, 3), st.sampled_from(['hann', 'none']), st.floats(.5, 20))
 def test_a_sine_has_its_height_at_its_frequency(k, height, phase, offset, window, length):

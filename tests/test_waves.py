@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings as hyp, strategies as st
 from scipy import stats
 from torch.nn import functional as F
-from reinit_nb import claims, waves
+from reinit_nb import bridge, claims, waves
 from reinit_nb.bandwidth import SIGNALS, Signal, coordinate_net, net_named
-from reinit_nb.core import ReinitError, Store, flat, load_results
+from reinit_nb.core import ReinitError, Store, load_results
 from reinit_nb.flatness import hessian
+from reinit_nb.reset import dirac_reset
 from reinit_nb.spectrum import bandwidth, grid, spectrum
 from reinit_nb.sweep import ask, run as sweep
 
@@ -60,6 +61,22 @@ def test_wrong_recipes_are_refused(kw, words):
 @pytest.mark.parametrize('kw, words', [(dict(labels='wrong'), "labels='wrong'"), (dict(epochs=0), 'epochs=0'), (dict(width=0.), 'width=0'), (dict(init='zero'), "init='zero'"), (dict(probes=1), 'probes=1')])
 def test_wrong_image_runs_are_refused(kw, words):
     with pytest.raises(ReinitError, match=words): waves.ImageRun(**kw)
+
+def test_fields_that_came_later_do_not_change_fingerprints():
+    for r,n in ((wave(),8),(waves.ImageRun(),8)):
+        assert 'density' not in r.to_dict()['fields'] and r.replace(density=n).hash!=r.hash and r.replace(density=n).replace(density=0).hash==r.hash
+
+@pytest.mark.parametrize('name, convs', [('vgg11',8),('vgg16',13)])
+@pytest.mark.parametrize('size', [8,16,32])
+def test_vggs_take_small_images(name, convs, size):
+    net = waves.image_net(name, 7, size=size, width=1/16)
+    assert sum(isinstance(m, torch.nn.Conv2d) for m in net.modules())==convs and net(torch.zeros(2, 3, size, size)).shape==(2,7)
+
+def test_laptop_scale_has_four_networks_and_two_data_sets():
+    rs = waves.pictures('laptop')
+    assert {(r.model,r.task.dataset) for r in rs}=={(k,d) for k in ('vgg11','vgg16','resnet18','convmixer') for d in ('cifar10','cifar100')}
+    few = {k for k in {(r.model,r.task.dataset) for r in rs} if len({r.seed for r in rs if (r.model,r.task.dataset)==k})<3}
+    assert few<={('convmixer','cifar100')}
 
 def test_wrong_names_of_networks():
     with pytest.raises(ReinitError, match="did you mean 'convmixer'"): waves.image_net('convmixr')
@@ -150,6 +167,63 @@ def test_quantiles_become_a_density():
     d = waves.densities(pd.DataFrame([dict(model='m', labels='none', seed=0, quantiles0=' '.join(map(str, q)))]))
     assert np.allclose(d.density, stats.norm.pdf(d.gradient), rtol=.1, atol=5e-3)
 
+# ---------------------------------------------------------------- spectra of the Hessian
+
+def test_recorded_spectra_are_those_of_the_hessian(tmp_path):
+    r = wave('relu', probes=2, density=12)
+    df = sweep([r], Store(tmp_path), waves.WAVES, show=False, workers=1)
+    t = waves.eigenvalues(df)
+    assert t.eigenvalue.is_monotonic_decreasing and t.weight.sum()==pytest.approx(1, abs=1e-2) and t.larger.iloc[-1]==pytest.approx(1, abs=1e-2)
+    net = waves.train([r])[0].member(0).double()
+    H = hessian(net, (waves.points(r), r.signal(waves.points(r))), F.mse_loss)
+    v = np.linalg.eigvalsh((H @ torch.eye(H.shape[0], dtype=torch.float64)).numpy())
+    assert t.eigenvalue[0]==pytest.approx(v[-1], rel=1e-2) and t.eigenvalue.min()>=v[0]-1e-2*abs(v[-1])
+    ax = waves.plot_hessians(waves.label(df), 'n', 'kind')[0]
+    assert sum(len(o.get_xdata())>0 for o in ax.lines)==1 and [o.get_text() for o in ax.get_legend().get_texts()]==['relu']
+    with pytest.raises(ReinitError, match='no recorded spectra'): waves.eigenvalues(df.drop(columns='nodes'))
+
+# ---------------------------------------------------------------- bridge
+
+def bridged(how, **kw): return next(r for r in bridge.bridges('smoke') if r.how==how).replace(**(dict(epochs=2, looked=8) | kw))
+
+def test_frozen_fronts_stay_where_they_were():
+    runs = [bridged(h) for h in bridge.HOWS]
+    r = runs[0]
+    train,_,c = waves.images(waves.ImageRun(r.model, r.task, n_test=10, seed=r.seed))
+    fresh = waves.image_net(r.model, c, r.seed, size=train[0].shape[2], c_in=train[0].shape[1], width=r.width)
+    first = bridge._fit(bridge.copy.deepcopy(fresh), train, r, seed=r.seed)
+    for o in runs:
+        now,net = bridge._begun(o, first, fresh, train)
+        begun = {k:v.clone() for k,v in net.state_dict().items()}
+        bridge._fit(net, train, o, bridge._method(o), o.seed+1)
+        same = [torch.equal(v, begun[k]) for k,v in net.named_parameters() if k.startswith(tuple(f'block{i}.' for i in range(1, o.front+1)))]
+        assert all(same)==(o.how in ('frozen','reservoir'))
+        source = fresh if o.how=='reservoir' else first
+        if o.how in ('nothing','frozen','reservoir'): assert all(torch.equal(v, begun[k]) for k,v in source.named_parameters())
+        if o.how=='Dirac':
+            other = bridge.copy.deepcopy(first); dirac_reset(other, o.reset)
+            assert all(torch.equal(v, begun[k]) for k,v in other.named_parameters())
+        if o.how=='LW': assert all(torch.equal(v, begun[k]) for k,v in first.named_parameters()) and not torch.equal(next(now.block8.parameters()), next(first.block8.parameters()))
+
+def test_runs_of_a_network_share_what_comes_before():
+    rows = [o[0] for o in bridge.run_bridge([bridged(h) for h in ('nothing','Dirac')])]
+    alone = bridge.run_bridge([bridged('Dirac')])[0][0]
+    assert rows[1]==alone and all(rows[0][k]==rows[1][k] for k in rows[0] if k.endswith('0')) and rows[0]['width1']!=rows[1]['width1']
+    assert bridge.BRIDGES.processes is False      # recipe by recipe, the first stretch would be trained again for each
+
+@pytest.mark.parametrize('kw, words', [(dict(how='frozzen'), "did you mean 'frozen'"), (dict(rounds=0), 'rounds=0'), (dict(probes=1), 'probes=1'), (dict(reset=0.), 'reset=0'), (dict(how='LW', rounds=9, epochs=8), 'epochs=8 should be 9 or more')])
+def test_wrong_bridges_are_refused(kw, words):
+    with pytest.raises(ReinitError, match=words): bridge.BridgeRun(**kw)
+
+def test_ratios_are_taken_seed_by_seed():
+    rng = np.random.default_rng(0)
+    df = pd.DataFrame([dict(model=m, seed=s, how=h, width1=(10.**s)*(2. if h=='LW' else 1.)*(1+.01*rng.random())) for m in 'ab' for s in range(4) for h in bridge.HOWS])
+    t = bridge.against(df, ['width'])
+    lw = t[t.how=='LW']
+    assert len(t)==8 and np.allclose(lw.ratio, 2, rtol=.02) and (lw.lo>1.9).all() and (lw.hi<2.1).all()
+    assert len(bridge.plot_against(t))==1
+    assert len(bridge.against(df[df.seed==0], ['width']))==0    # one seed has no interval
+
 # ---------------------------------------------------------------- tables
 
 def test_order_counts_what_was_not_reached_as_last():
@@ -175,6 +249,24 @@ def test_curves_hold_the_signal_and_survive_the_file(tmp_path):
         assert np.allclose(t.target, r.signal(torch.tensor(t.x.to_numpy()))) and len(t)==256
     with pytest.raises(ReinitError, match='no recorded curves'): waves.curves(df.drop(columns=['before','after']))
 
+def test_rank_correlations_are_drawn():
+    t = pd.DataFrame([dict(experiment=e, networks='all', predictor=x, rho=.5, lo=.1, hi=.8) for e in '123' for x in ('centroid0','top')])
+    ax = waves.plot_rhos(t, ['experiment','networks'])
+    assert [o.get_text() for o in ax.get_yticklabels()]==['1, all','2, all','3, all'] and [o.get_text() for o in ax.get_legend().get_texts()]==['centroid before','largest eigenvalue']
+
+def pictured(effect=-.05, models=('m',), noise=.03):
+    rng = np.random.default_rng(1)
+    luck = noise*rng.normal(size=6)
+    return pd.DataFrame([{'model':m, 'task.dataset':'d', 'task.n_train':9, 'seed':s, 'labels':k, 'reached':True, 'test_accuracy':.5+(k=='random')*(effect+luck[s]), 'width0':1., 'width1':1.} for m in models for s in range(6) for k in ('none','random','swapped')])
+
+def test_networks_that_share_seeds_do_not_count_twice():
+    one,four = (claims._contrast(claims._both(pictured(models=m), 'random', 'none', 'test_accuracy'))[0] for m in (('m',), tuple('abcd')))
+    assert one['n']==four['n']==6 and one['lo']==pytest.approx(four['lo']) and one['hi']==pytest.approx(four['hi'])
+
+def test_networks_that_contradict_each_other_leave_f5_open():
+    a,b = pictured(-.2, ('a',), .001),pictured(.05, ('b',), .001)
+    assert claims.f5(a, 'laptop').verdict=='✅' and claims.f5(pd.concat([a, b]), 'laptop').verdict=='➖'
+
 # ---------------------------------------------------------------- published
 
 def published(name): return load_results(ROOT/f'results/waves{name}_laptop.csv')
@@ -183,6 +275,7 @@ def test_results_are_those_of_todays_recipes():
     want = {k:{r.hash for r in f('laptop')} for k,f in (waves.LISTS|dict(pictures=waves.pictures)).items()}
     assert set(published('_laws').recipe)==want.pop('laws') and set(published('_pictures').recipe)==want.pop('pictures')
     assert set(published('').recipe)==set.union(*want.values())
+    assert set(published('_bridge').recipe)=={r.hash for r in bridge.bridges('laptop')}
 
 def test_verdicts_follow_from_the_files():
     page = (ROOT/'nbs/experiments/spectra.ipynb').read_text(encoding='utf-8')
