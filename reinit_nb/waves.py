@@ -587,7 +587,7 @@ def plot_predictors(df:pd.DataFrame, # One row for each run
         for k,g in df[df[x]>0].groupby(by, sort=False) if log else df.groupby(by, sort=False): ax.plot(g[x], g[y], 'o', ms=3, alpha=.7, label=k)
         ax.set(xlabel=PREDICTORS.get(x, x))
         if log: ax.set(**{f'{a}scale':'log' for a,v in (('x',df[x]),('y',df[y])) if v[v>0].max()>10*v[v>0].min()})
-        if ax.get_xscale()=='log' and df[x].max()<1e3*df[x][df[x]>0].min(): plain_log(ax)
+        if ax.get_xscale()=='log' and df[x].max()<1e2*df[x][df[x]>0].min(): plain_log(ax)
     axs[0].set_ylabel(y); axs[-1].legend(frameon=False, fontsize=6, bbox_to_anchor=(1,1))
     return axs
 
