@@ -407,9 +407,9 @@ def run_image(run:ImageRun)->list[dict]: # One row
 
 IMAGES = Engine(lambda rs: [[r] for r in rs], lambda rs: [run_image(r) for r in rs], processes=True, missing=lambda r: no_data(r.task.dataset))
 
-# %% ../nbs/53_waves.ipynb #7c1a2c62
+# %% ../nbs/53_waves.ipynb #1a050ee4
 PAPER_NETS = ('torchvision:vgg11','torchvision:vgg16','torchvision:resnet18','torchvision:resnet50','torchvision:densenet121','torchvision:efficientnet_b0','torchvision:alexnet','timm:seresnet50','timm:convmixer_768_32')
-THIN = (('vgg11',1/8,5,3),('resnet18',1/8,3,3),('vgg16',1/8,3,3),('convmixer',1/4,3,1))   # width; seeds for CIFAR-10 and CIFAR-100
+THIN = (('vgg11',1/8,5,3),('resnet18',1/8,3,3),('vgg16',1/8,3,3),('convmixer',1/4,3,3))   # width; seeds for CIFAR-10 and CIFAR-100
 
 def _nets(at, d): # Network, width and seeds
     return by_scale((('resnet18',1/16,2),), tuple((k,w,b if d=='cifar100' else a) for k,w,a,b in THIN), tuple((k,1.,5) for k in PAPER_NETS), at)
