@@ -215,8 +215,8 @@ def _spectrum_row(name, probe, sample, repeats):
     loop = best['loop']*probe.size/sample
     return dict(network=name, width=SPECTRUM[name], points=f'{sample:,} of {probe.size:,}', loop_seconds=loop, seconds=best['batches'], ratio=loop/best['batches'], target=SPECTRUM_TARGET)
 
-# %% ../nbs/64_bench_layers.ipynb #8606b68e
-def bench_spectrum(networks=('vgg11',), # Of `SPECTRUM`
+# %% ../nbs/64_bench_layers.ipynb #1ea4eb82
+def bench_spectrum(networks=('vgg11','mobilenet'), # Of `SPECTRUM`
                    m:int=64, # Lines
                    n:int=1024, # Points on each
                    sample:int=512, # Points that the loop is timed on

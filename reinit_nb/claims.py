@@ -651,7 +651,7 @@ def z6(wds:pd.DataFrame, # From `transfer.label` of `transfer.decays`
     return Verdict('Z6', 'Blurred → sharp needs enough weight decay and learning rate, and low → high is best', worst([v for v,*_ in parts]),
                    f'test accuracy in points, {"; ".join(s for _,s,_ in parts)}; not judged, {"; ".join(more) or "nothing"}; best on average: {best}', wds.seed.nunique(), get_scale(scale), **_weakest([e for *_,e in parts]))
 
-# %% ../nbs/60_claims.ipynb #c9e13539
+# %% ../nbs/60_claims.ipynb #8d115321
 def _learned(df, variants): # Settings in which training has led below the loss of guessing, on average, in all of the variants
     d = df[df.variant.isin(variants)]
     ok = (d.train_loss<np.log(d.classes)).groupby([d.setting,d.variant]).mean().unstack()
@@ -669,11 +669,11 @@ def z7(df:pd.DataFrame, # From `transfer.label` of `transfer.changes`
     o,said = _over(g)
     frozen = d[d.variant=='standard'].groupby('setting').frozen_before.mean()
     ok = sign_verdict(o['lo'], o['hi']) if (frozen>0).any() else '➖'   # nothing was stuck: nothing to set free
-    return Verdict('Z7', claim, ok, f'reset − standard in points over {len(g)} task changes, wins:losses: {said} ({each}); not counted, since training ended no better than guessing: {left or "none"}; '
+    return Verdict('Z7', claim, ok, f'reset − standard in points over {len(g)} task changes, wins:losses: {said} ({each}); not counted, since the training loss stayed above that of guessing: {left or "none"}; '
                    f'changes with frozen filters before the second task: {(frozen>0).sum()} of {len(frozen)}', df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('reset − standard over task changes', o)]))
 
-# %% ../nbs/60_claims.ipynb #1c82ec37
+# %% ../nbs/60_claims.ipynb #2007d8c6
 def z8(df:pd.DataFrame, # From `transfer.label` of `transfer.samples`
        scale:str|None=None # As in `z6`
       )->Verdict:
@@ -684,7 +684,7 @@ def z8(df:pd.DataFrame, # From `transfer.label` of `transfer.samples`
     o,grow = {f:interval(g[f]) for f in sorted(g)},interval(g[max(g)]-g[min(g)])
     parts = [sign_verdict(o[max(g)]['lo'], o[max(g)]['hi']), sign_verdict(-o[min(g)]['hi'], -o[min(g)]['lo']), sign_verdict(grow['lo'], grow['hi'])]
     said,bad = '; '.join(f'{f:g} of the images {_pm(v)}' for f,v in o.items()),[f'{f:g}' for f in g if f not in fine]
-    note = f'; not settled, since one of the two ended no better than guessing with {", ".join(bad)} of the images' if bad else ''
+    note = f'; not settled, since one of the two stayed above the training loss of guessing with {", ".join(bad)} of the images' if bad else ''
     return Verdict('Z8', claim, '➖' if bad else worst(parts), f'reset − standard in points: {said}; growth from few to many {_pm(grow)}{note}', len(g), get_scale(scale),
                    **_weakest([_effect('reset − standard, all images', o[max(g)]), _effect('standard − reset, fewest images', o[min(g)], sign=-1), _effect('growth of reset − standard', grow)]))
 
@@ -708,19 +708,19 @@ def z9(df:pd.DataFrame, # From `transfer.tradeoff`
                    f'rank correlation over {len(t)} settings: with frozen filters {_pm(a, 2)} ({n} settings have any), with the Fisher score {_pm(b, 2)}', df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('ρ of test loss and frozen filters', a, 'ρ'), _effect('−ρ of test loss and Fisher score', b, 'ρ', -1)]))
 
-# %% ../nbs/60_claims.ipynb #c698cac0
+# %% ../nbs/60_claims.ipynb #ef605f2c
 def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
         scale:str|None=None # As in `z6`
        )->Verdict:
     "Does a warm start with a tenth of the data hurt?"
     d = df.rename(columns=dict(setting='variant', variant='setting'))
-    g = _gaps(d, 'cold', 'warm')
-    if g.seed.nunique()<2: return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', '➖', 'warm and cold starts cannot be paired', df.seed.nunique(), get_scale(scale))
+    g,second = (_gaps(d, k, 'warm') for k in ('cold, as long','cold'))   # of equal steps in all; of equal steps in the second stage
+    if g.seed.nunique()<2: return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', '➖', 'warm and cold starts of equally many steps cannot be paired', df.seed.nunique(), get_scale(scale))
     o,said = _over(g.groupby('seed').gain.mean())   # learning rates share images and weights: a seed is one observation
     each = '; '.join(f'learning rate {k} {_over(x.gain)[1]}' for k,x in g.groupby('setting', sort=False))
-    loss = _over(_gaps(d, 'warm', 'cold', 'test_loss').gain, 1, 2)[1]
+    loss,less = _over(_gaps(d, 'warm', 'cold, as long', 'test_loss').gain, 1, 2)[1],_over(second.groupby('seed').gain.mean())[1]
     return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', sign_verdict(o['lo'], o['hi']),
-                   f'cold − warm in points, mean over learning rates, interval over seeds, wins:losses: {said} ({each}); test loss, warm − cold: {loss}', df.seed.nunique(), get_scale(scale),
+                   f'cold − warm in points with equally many steps in all, mean over learning rates, interval over seeds, wins:losses: {said} ({each}); test loss, warm − cold: {loss}; a cold start with the steps of the second stage only − warm: {less}', df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('cold − warm', o)]))
 
 # %% ../nbs/60_claims.ipynb #dd043bd7
@@ -819,7 +819,7 @@ def f6(df:pd.DataFrame, # Runs of `waves.pictures`
                    'width after random labels, in powers of 2, mean over networks and data, interval over seeds: ' + '; '.join(f'{k} {s}' for k,(_,s) in o.items()), df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect(f'width, {k}', c[0], 'powers of 2') for k,c in o.items()]))
 
-# %% ../nbs/60_claims.ipynb #06aa92a8
+# %% ../nbs/60_claims.ipynb #6311fc83
 def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` → high minus low, signal by signal; interval over the networks that they began with
     names = dict(relu=('relu he, high','relu he'), gaussian=('gaussian','gaussian low'))[act]
     high,low = (df[df.kind==k].set_index('signal.freqs')[value] for k in names)
@@ -839,5 +839,5 @@ def f7(df:pd.DataFrame, # From `waves.label` of runs of `waves.minima`
     g,r = of('gaussian'),of('relu')
     ok = [sign_verdict(g[k]['lo'], g[k]['hi']) for k in ('error','centroid0')] + [sign_verdict(-g[k]['hi'], -g[k]['lo']) for k in ('trace','top')]
     return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst(ok),
-                   f'high minus low bandwidth, {len(d)//4} signals, interval over {d.seed.nunique()} networks that they share: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', len(d)//4, get_scale(scale),
+                   f'high minus low bandwidth, {len(d)//4} signals, interval over {d.seed.nunique()} networks that they share: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', d.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('error, high − low', g['error'], '%'), _effect('centroid, high − low', g['centroid0'], 'cycles'), *(_effect(f'{k}, low − high', g[v], 'powers of 10', -1) for k,v in (('trace','trace'),('largest eigenvalue','top')))]))

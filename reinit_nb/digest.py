@@ -7,13 +7,13 @@ __all__ = ['STUDIES', 'BLOCKS', 'ranking', 'ends', 'mean_of', 'picture', 'Source
            'table5_block', 'rounds_block', 'table3_block', 'table2_block', 'cnn_table2_block', 'budgets_block',
            'evidence_block', 'ablations_block', 'settings_block', 'default_block', 'layers_block', 'depth_block',
            'width_block', 'landscape_block', 'cover_block', 'decays_block', 'pairs_block', 'sparse_block',
-           'looks_block', 'rates_block', 'tradeoff_block', 'changes_block', 'interventions_block', 'depths_block',
-           'steps_block', 'arms_block', 'laws_block', 'pictures_block', 'minima_block', 'judge', 'count',
-           'claims_table', 'headline', 'evidence', 'overview', 'distinct', 'fields_table', 'versions', 'main_scale',
-           'study_parts', 'results_digest', 'read_runs', 'runs_table', 'complete_lists', 'export_lists', 'store_digest',
-           'digest', 'write_digest']
+           'looks_block', 'rates_block', 'tradeoff_block', 'changes_block', 'interventions_block', 'samples_block',
+           'warm_block', 'depths_block', 'steps_block', 'arms_block', 'laws_block', 'pictures_block', 'bridge_block',
+           'minima_block', 'judge', 'count', 'claims_table', 'headline', 'evidence', 'overview', 'distinct',
+           'fields_table', 'versions', 'main_scale', 'study_parts', 'results_digest', 'read_runs', 'runs_table',
+           'complete_lists', 'export_lists', 'store_digest', 'digest', 'write_digest']
 
-# %% ../nbs/65_digest.ipynb #5803eddf
+# %% ../nbs/65_digest.ipynb #fa5ef7c7
 import gc,json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ from .core import PROVENANCE, SCALES, ReinitError, Store, by_scale, flat, load_r
 from .core import _checksum
 from .reinit import METHODS
 from .report import _badges, _slug, badge, details, escape, figure_html, link, page, prose, table_html, tiles, write_page
-from .scorecard import LISTS, PAPERS, TITLES, Results, all_claims, amount, each, find_results
+from .scorecard import LISTS, PAPERS, TITLES, Results, all_claims, amount, each, find_results, left_out
 from .stats import interval, pairwise, stars
 
 # %% ../nbs/65_digest.ipynb #04d02dfb
@@ -368,6 +368,20 @@ def changes_block(res):
 @block('transfer', 'Seven interventions side by side')
 def interventions_block(res): return _changes(res, 'interventions', 'none')
 
+# %% ../nbs/65_digest.ipynb #780ef08c
+@block('transfer', 'How many images a reset takes')
+def samples_block(res):
+    from reinit_nb import transfer
+    df = res.part('samples')
+    m = 100*df.pivot_table(index='setting', columns='variant', values='test_acc', sort=False)
+    said = '; '.join(f'{f:g} of the images: ' + ', '.join(f'{k} {v:.1f}%' for k,v in r.items()) for f,r in m.iterrows())
+    return picture(transfer.plot_samples(df), f'Test accuracy by the fraction of the training images, with and without a reset, a dot for each seed. Means: {said}.'),
+
+@block('transfer', 'Warm and cold starts')
+def warm_block(res):
+    t = res.part('warm').groupby(['variant','setting'], sort=False)[['train_acc','test_acc','test_loss','steps']].mean()
+    return table_html(t.rename_axis(['learning rate','start']).reset_index(), 'Means over seeds; a warm start has had another stage of as many steps before'),
+
 # %% ../nbs/65_digest.ipynb #b2543215
 @block('spectra', 'Depth')
 def depths_block(res):
@@ -402,23 +416,34 @@ def laws_block(res):
     t = res.part('waves_laws').groupby('name', sort=False).agg(error=('error','max'), control=('control','median'), decay=('decay','max'), agree=('agree','sum'), vanishes=('vanishes','sum'), runs=('seed','count'))
     return table_html(t.rename_axis('activation'), 'Relative error of the prediction, that of another network\'s kernel, and what is left at high frequency', digits=3),
 
-# %% ../nbs/65_digest.ipynb #85040ee8
-_NETS = dict(vgg11='VGG11', vgg16='VGG16', resnet18='ResNet-18', resnet50='ResNet-50')
+# %% ../nbs/65_digest.ipynb #d81ed204
+_NETS = dict(vgg11='VGG11', vgg16='VGG16', resnet18='ResNet-18', resnet50='ResNet-50', convmixer='ConvMixer')
 
 @block('spectra', 'Random labels first')
 def pictures_block(res):
     from reinit_nb import waves
     df = res.part('waves_pictures')
-    ok = df[df.reached.astype(bool)]
-    t = 100*ok.pivot_table(index='model', columns='labels', values='test_accuracy', sort=False)
+    ok,first = df[df.reached.astype(bool)],df['task.dataset'].iloc[0]   # CIFAR-10, but for smoke scale
+    every = (100*ok.pivot_table(index=['task.dataset','model'], columns='labels', values='test_accuracy', sort=False)).rename_axis(columns=None)
+    t,other = every.loc[first],every.drop(first, level=0).reset_index()
+    df,ok = (o[o['task.dataset']==first] for o in (df,ok))
     p = paper_table('fourier_accuracy').query("dataset=='CIFAR-10'").set_index('network')
-    t = t.assign(**{'paper: none':[p.random_start.get(_NETS.get(m, m)) for m in t.index], 'paper: random':[p.high_bandwidth.get(_NETS.get(m, m)) for m in t.index]}).rename_axis(columns=None)
+    t = t.assign(**{'paper: none':[p.random_start.get(_NETS.get(m, m)) for m in t.index], 'paper: random':[p.high_bandwidth.get(_NETS.get(m, m)) for m in t.index]})
     w = ok[ok.model==df.model.iloc[0]].groupby('labels').width0.mean()
-    return (table_html(t, 'Test accuracy in percent by the labels learned first, and the paper\'s for its full networks on all of CIFAR-10'),
+    return (table_html(t, 'Test accuracy in percent by the labels learned first, and the paper\'s for its full networks on all of CIFAR-10'), *([table_html(other, 'The same on other images; the paper\'s numbers are among those below')] if len(other) else []),
             picture(waves.plot_densities(df[df.model==df.model.iloc[0]]), f'Histograms of the gradient at the pixels before and after learning the right labels, {df.model.iloc[0]}. Mean width before: {ranking(w, 4)}.'),
             details('The paper\'s accuracies', table_html(paper_table('fourier_accuracy'), 'As printed')))
 
-# %% ../nbs/65_digest.ipynb #5f830427
+# %% ../nbs/65_digest.ipynb #44d19ae9
+@block('spectra', 'What interventions do to spectrum and flatness')
+def bridge_block(res):
+    from reinit_nb import bridge
+    t = bridge.against(res.part('waves_bridge'))
+    away = [f'{o.how}: {o.measure} × {o.ratio:.2f}' for o in t.itertuples() if not o.lo<=1<=o.hi]
+    return (picture(bridge.plot_against(t), f'Ratios to training on with nothing done, with intervals over seeds. Intervals without 1: {"; ".join(away) or "none"}.'),
+            details('All numbers', table_html(t, 'Ratios to the control at the end: width of the gradients at the pixels, centroid, trace, largest eigenvalue, rise of the loss with noise', digits=3)))
+
+# %% ../nbs/65_digest.ipynb #407ed56d
 _SIDES = {'relu he':('ReLU','low'), 'relu he, high':('ReLU','high'), 'gaussian low':('Gaussian','low'), 'gaussian':('Gaussian','high')}
 
 @block('spectra', 'Flat minima')
@@ -429,7 +454,7 @@ def minima_block(res):
     p = paper_table('fourier_hessian').query("data=='1-D signals'").set_index(['network','bandwidth'])
     for a,b in (('trace','trace'), ('top','spectral_norm')): t[f'paper: {a}'] = [p[b].get(_SIDES.get(k)) for k in t.index]
     every = waves.label(res.rows('waves'))
-    every = every[every.top.notna() & (every.top>0) & (every.start!='dc')]
+    every = every[every.top.notna() & (every.top>0) & (every.start!='dc') & (every.density==0)]   # each network once
     every = every.assign(centroid0=every.centroid0*(every.hi-every.lo))      # cycles between the first point and the last
     r = {k:every[c].corr(every.error, method='spearman') for k,c in (('centroid before training','centroid0'),('largest eigenvalue','top'),('trace','trace'))}
     return (table_html(t, 'Random signals from eight points: error, and the Hessian beside the paper\'s; ratios are to be compared', digits=3),
@@ -568,13 +593,13 @@ def results_digest(path=None, # Folder of results; default: that of the reposito
                 subtitle=f'{len(df)} claims, measured at {scale} scale: {n["✅"]} hold, {n["❌"]} fail, {n["➖"]} stay open. Every number of ours comes from a recorded run.',
                 footer=f'Made by reinit_nb {__version__} from {len(files)} files. This page needs no connection.')
 
-# %% ../nbs/65_digest.ipynb #746fcbfa
+# %% ../nbs/65_digest.ipynb #1818941d
 def _flatten(fields, prefix=''):
     "Fields of a record by dotted name, as `core.flat` does for recipes"
     out = {}
     for k,v in fields.items():
-        if isinstance(v, dict) and 'fields' in v: out |= {prefix+k:v['class']} | _flatten(v['fields'], f'{prefix}{k}.')
-        elif isinstance(v, list) and any(isinstance(o, (dict,list)) for o in v): out |= _flatten(dict(enumerate(v)), f'{prefix}{k}.') if all(isinstance(o, (dict,list)) for o in v) else {prefix+k:str(v)}
+        if isinstance(v, dict) and 'fields' in v: out |= {f'{prefix}{k}':v['class']} | _flatten(v['fields'], f'{prefix}{k}.')
+        elif isinstance(v, list) and any(isinstance(o, (dict,list)) for o in v): out |= _flatten(dict(enumerate(v)), f'{prefix}{k}.') if all(isinstance(o, (dict,list)) for o in v) else {f'{prefix}{k}':str(v)}
         else: out[f'{prefix}{k}'] = tuple(v) if isinstance(v, list) else v
     return out
 
@@ -609,14 +634,14 @@ def runs_table(records:Sequence[dict] # From `read_runs`, of one class
     t = groups[num].mean().assign(runs=groups['_n'].sum())
     return (t.reset_index() if by else t.reset_index(drop=True))[[*by,'runs',*num]],same
 
-# %% ../nbs/65_digest.ipynb #528b8226
+# %% ../nbs/65_digest.ipynb #9b842556
 def complete_lists(records:Sequence[dict] # From `read_runs`
                   )->pd.DataFrame: # file, scale, here, of
     "Lists of recipes of the studies, and how much of them is in a store"
     have,kinds,rows = {r['hash'] for r in records},pd.Series([r['recipe']['class'] for r in records]).value_counts(),[]
     for file,f in LISTS.items():
         for scale in SCALES:
-            runs = each(f(scale))
+            runs = [r for r in each(f(scale)) if not left_out(r)]
             if type(runs[0]).__name__ not in kinds: break
             n = sum(r.hash in have for r in runs)
             if n: rows.append(dict(file=file, scale=scale, here=n, of=len(runs)))

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PAPERS', 'LOOKS', 'LISTS', 'PARTS', 'CLAIMS', 'COLUMNS', 'TITLES', 'STYLE', 'FAR', 'LEFT_OUT', 'all_claims',
            'theirs_for', 'find_results', 'Look', 'look', 'measure', 'record', 'each', 'Results', 'claim', 'verdict',
-           'table', 'amount', 'effect', 'theirs', 'markdown', 'counts', 'headline', 'support', 'plot_claims', 'stale',
-           'on_pages', 'differ']
+           'table', 'amount', 'effect', 'theirs', 'markdown', 'counts', 'headline', 'support', 'plot_claims',
+           'left_out', 'stale', 'on_pages', 'differ']
 
 # %% ../nbs/62_scorecard.ipynb #f86897d4
 import gc,json,re
@@ -86,7 +86,7 @@ def record(path, # Folder
     "Measure what needs no training, and write it to the results"
     return [save_results(measure(look(k, scale)), Path(path)/f'{k}_{scale}.csv') for k in names]
 
-# %% ../nbs/62_scorecard.ipynb #a5fa00c4
+# %% ../nbs/62_scorecard.ipynb #682de589
 def _stuck(name): # A list of `stuck`, asked for late: fastai comes with that module
     def f(scale):
         from reinit_nb import stuck
@@ -100,11 +100,15 @@ def _waves(*names, but=()): # The same for `waves`
         return {k:every[k](scale) for k in names or every if k not in but}
     return f
 
+def _bridge(scale):
+    from reinit_nb import bridge
+    return dict(bridges=bridge.bridges(scale))
+
 def _transfer(scale):
     from reinit_nb import transfer
     return transfer.study(scale)
 
-# %% ../nbs/62_scorecard.ipynb #7f414fd9
+# %% ../nbs/62_scorecard.ipynb #b72745fd
 def _cnn(scale):
     from reinit_nb import cnn
     return {k:getattr(cnn, k)(scale) for k in ('grid','budgets','ablations','settings')}
@@ -121,7 +125,7 @@ def _reservoir(name):
 
 LISTS = dict(synthetic=_synthetic, reinit_cnn=_cnn, freezing=_reservoir('study'), freezing_landscape=_reservoir('landscapes'),
              frozen_decays=_stuck('decays'), frozen_pairs=_stuck('pairs'), frozen_sparse=_stuck('sparse'), transfer=_transfer,
-             waves=_waves(but=('laws','pictures')), waves_laws=_waves('laws'), waves_pictures=_waves('pictures'))
+             waves=_waves(but=('laws','pictures')), waves_laws=_waves('laws'), waves_pictures=_waves('pictures'), waves_bridge=_bridge)
 LISTS |= {k:(lambda scale, k=k: {k:[look(k, scale)]}) for k in LOOKS}
 
 # %% ../nbs/62_scorecard.ipynb #c0c7fb9d
@@ -179,13 +183,13 @@ def _tradeoff(res):
     from reinit_nb.transfer import tradeoff
     return tradeoff({k:res.part(k) for k in ('decays','rates','warm')})
 
-# %% ../nbs/62_scorecard.ipynb #b82b9eb2
+# %% ../nbs/62_scorecard.ipynb #b1cdf0a3
 PARTS = {k:_labelled('cnn', 'reinit_cnn', k) for k in ('grid','budgets','ablations','settings')}
 PARTS |= {k:_labelled('transfer', 'transfer', k) for k in ('decays','rates','warm','changes','samples')}
 PARTS |= {k:_labelled('waves', 'waves', k) for k in ('depths','arms','minima')}
 PARTS |= dict(table1=lambda res: res.rows('synthetic', 'table1'), table5=lambda res: res.rows('synthetic', 'table5'), frozen_decays=_labelled('stuck', 'frozen_decays', 'decays'),
               frozen_pairs=_pairs, order=_order, tradeoff=_tradeoff)
-PARTS |= {k:(lambda res, k=k: res.rows(k)) for k in ('freezing','freezing_landscape','frozen_sparse','waves_laws','waves_pictures',*LOOKS)}
+PARTS |= {k:(lambda res, k=k: res.rows(k)) for k in ('freezing','freezing_landscape','frozen_sparse','waves_laws','waves_pictures','waves_bridge',*LOOKS)}
 
 @patch
 def part(self:Results, name:str)->pd.DataFrame: # For a function of `claims`
@@ -357,10 +361,12 @@ def plot_claims(df:pd.DataFrame # From `table`
     for x,text in ((1.01,"paper's"), (1.1,'ours [95%]')): axs.flat[0].text(x, -1.05, text, transform=axs.flat[0].get_yaxis_transform(), va='center', fontsize=7.5, color='#666666')
     return axs[:,0]
 
-# %% ../nbs/62_scorecard.ipynb #c74a928e
+# %% ../nbs/62_scorecard.ipynb #a86ccc48
 LEFT_OUT = ('svhn','emnist_letters','resisc45','patch_camelyon')   # sets of images of Tables 6 to 8 that could not be had
 
-def _left_out(r): return any(t.dataset in LEFT_OUT for t,_ in getattr(r, 'path', ()))
+def left_out(r:Recipe)->bool:
+    "Does a path need images that could not be had?"
+    return any(t.dataset in LEFT_OUT for t,_ in getattr(r, 'path', ()))
 
 def stale(path=None, # As in `find_results`
           scale:str='laptop' # Of the results
@@ -371,7 +377,7 @@ def stale(path=None, # As in `find_results`
         want,d = {r.hash:r for r in each(res.lists(name))},res.file(name)
         have = set(d.recipe)
         lack = [r for h,r in want.items() if h not in have]
-        out = [r for r in lack if _left_out(r)]
+        out = [r for r in lack if left_out(r)]
         rows.append(dict(file=name, recipes=len(want), recorded=len(have & set(want)), left_out=len(out), missing=len(lack)-len(out), unknown=len(have-set(want)), date=str(d['date'].max())[:10]))
     t = pd.DataFrame(rows)
     return t.assign(stale=(t.missing+t.unknown)>0)

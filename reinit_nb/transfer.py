@@ -178,19 +178,21 @@ def rates(scale:str|None=None, # As in `core.scale`
     models = models or by_scale(('resnet18',), ('resnet18',), ('resnet18','allcnn'), scale)
     return _over_seeds({(m,k):_pair(m, tasks, [(o,1e-3) for o in RATES[k]], scale) for m in models for k in some}, seeds, scale)
 
-# %% ../nbs/59_transfer.ipynb #8e3931fa
+# %% ../nbs/59_transfer.ipynb #9efba7bb
 def warm(scale:str|None=None, # As in `core.scale`
          seeds:int|None=None, # As in `changes`
          rates:Sequence[str]=('0.0005','0.005','0.05') # Learning rates, of both stages
         )->dict: # (start, learning rate) → runs
-    "Warm starts with 10% of the images, beside cold ones"
+    "Warm starts with 10% of the images, beside cold ones of equal steps in the second stage, and of equal steps in all"
     runs = {}
     for k in by_scale(rates[-1:], rates, rates, scale):
         r = _pair('resnet18', paper_tasks()['Figure 6: warm start'], [(o,1e-3) for o in RATES[k]], scale)
         (t1,h1),(t2,h2) = r.path
         if get_scale(scale)=='laptop': h1 = h1.replace(batch=8, epochs=28, decay=h1.decay**(h1.epochs/28))   # a tenth of the images, as many steps
         r = r.replace(path=((t1,h1), (t2,h2)))
-        runs |= {('warm',k):r, ('cold',k):r.replace(path=((t1,h1), (t2,h2.replace(before=Before('fresh')))))}
+        more = by_scale(2, 2, 1.1, scale)   # steps of both stages over those of the second
+        long = h2.replace(epochs=round(more*h2.epochs), decay=h2.decay**(1/more))
+        runs |= {('warm',k):r, ('cold',k):r.replace(path=((t1,h1), (t2,h2.replace(before=Before('fresh'))))), ('cold, as long',k):r.replace(path=((t2,long),))}
     return _over_seeds(runs, seeds, scale)
 
 # %% ../nbs/59_transfer.ipynb #ad68daef
@@ -320,13 +322,13 @@ def plot_settings(df:pd.DataFrame, # From `label` of `decays` or `rates`
         ax.set_xticklabels(list(dict.fromkeys(d.variant)), rotation=45, ha='right')
     return axs
 
-# %% ../nbs/59_transfer.ipynb #887adaf7
+# %% ../nbs/59_transfer.ipynb #8d5a1fa8
 def tradeoff(tables:dict # Name → from `label`
             )->pd.DataFrame: # One row per run: source, setting, variant, test_loss, first_frozen, fisher, …
     "The runs of Figure 6"
     parts = [tables[k].assign(source=k) for k in ('decays','rates','warm')]
     df = pd.concat(parts, ignore_index=True)
-    df = df[(df.model=='resnet18') & ~((df.source=='warm') & (df.setting=='cold'))]
+    df = df[(df.model=='resnet18') & ~((df.source=='warm') & (df.setting!='warm'))]
     return df.drop_duplicates('recipe').reset_index(drop=True)   # one setting is in two lists
 
 def plot_tradeoff(df:pd.DataFrame, # From `tradeoff`

@@ -9,6 +9,8 @@ from browser import browser, needs_browser
 from reinit_nb import study
 from reinit_nb.cli import reinit_report
 from reinit_nb.core import ReinitError, Store
+from reinit_nb import transfer
+from reinit_nb.scorecard import each, left_out
 from reinit_nb.digest import BLOCKS, STUDIES, complete_lists, count, digest, distinct, ends, main_scale, ranking, read_runs, runs_table, store_digest, write_digest
 from reinit_nb.ensemble import MLPRun
 from reinit_nb.sweep import run
@@ -101,6 +103,18 @@ def test_lists_in_a_store(store):
     t = complete_lists(read_runs(store.root)[0]).set_index(['file','scale'])
     n = len(study.table1_recipes('smoke'))
     assert t.here['synthetic','smoke']==n and t.of['synthetic','smoke']>n
+
+def test_learning_paths_and_their_lists(tmp_path):
+    s = Store(tmp_path/'runs')
+    lists = transfer.study('laptop')
+    for r in each(lists):
+        if not left_out(r): s.put(r, [dict(stage=1, test_acc=.5)])
+    good,bad = read_runs(s.root)
+    t = complete_lists(good).set_index(['file','scale'])
+    assert bad==[] and t.here['transfer','laptop']==t.of['transfer','laptop']<len(each(lists))    # images that could not be had are not waited for
+    kind = [r for r in good if r['recipe']['class']=='PathRun']
+    rows,same = runs_table(kind)
+    assert rows.runs.sum()==len(kind) and any(c.startswith('path.0.') for c in rows)
 
 def test_damaged_record_is_named_and_left(tmp_path, store):
     s = Store(tmp_path/'runs')

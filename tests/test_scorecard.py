@@ -27,6 +27,21 @@ def test_every_claim_has_a_row_and_a_function():
     assert set(t.paper)==set(PAPERS) and t[['short','claim','where','direction','notebook']].notna().all(axis=None)
     assert (t.short.str.len()<=44).all() and t.claim.is_unique and t.short.is_unique
 
+def outputs(f):
+    "All markdown that the cells of a notebook have shown"
+    cells = json.loads(Path(f).read_text(encoding='utf-8'))['cells']
+    return '\n'.join(''.join(o['data'].get('text/markdown', '')) for c in cells for o in c.get('outputs', []) if 'data' in o)
+
+def test_other_pages_say_the_same(df):
+    "Explanations and the landing page are computed, too, and go stale"
+    known,seen = df.set_index('id').verdict,[]
+    for f in sorted((ROOT/'nbs/explanations').glob('*.ipynb')):
+        for i,v in re.findall(r'^\| \[([RZCF]\d+)\]\([^)]*\) \|.*?\| (✅|❌|➖) \|', outputs(f), re.M):
+            assert v==known[i], f'{f.name} says {v} of {i}: run it again'
+            seen.append(i)
+    assert len(set(seen))>=30
+    for text in (outputs(ROOT/'nbs/index.ipynb'), (ROOT/'README.md').read_text(encoding='utf-8')): assert headline(df) in text, 'run nbs/index.ipynb again, then make readme'
+
 def test_every_judge_is_registered():
     "A function of `claims` that no scorecard calls would be forgotten"
     judges = {k.upper() for k in claims.__all__ if re.fullmatch(r'[rzcf]\d+', k)}

@@ -59,13 +59,15 @@ def test_figures_5_to_7_at_the_papers_scale():
     for (m,k),rs in LISTS['rates']('paper').items(): assert [(h.lr,h.decay,h.wd) for _,h in rs[0].path]==[(*o,.001) for o in RATES[k]]
     assert {f for f,_ in samples('paper')}=={.125,.25,.5,1.} and {rs[0].path[0][0].n_train for rs in samples('paper').values()}=={.125,.25,.5,1.}
     w = warm('paper')
-    assert all([t.n_train for t,_ in rs[0].path]==[.1,None] for rs in w.values()) and w['cold','0.05'][0].path[1][1].before==Before('fresh')
+    assert all([t.n_train for t,_ in rs[0].path]==([None] if k=='cold, as long' else [.1,None]) for (k,_),rs in w.items()) and w['cold','0.05'][0].path[1][1].before==Before('fresh')
+    long = w['cold, as long','0.05'][0].path[0][1]
+    assert long.epochs==220 and long.decay**220==pytest.approx(.95**200)    # the steps of both stages, and the same fall of the learning rate
 
 @pytest.mark.parametrize('at', ['smoke', 'laptop'])
 def test_thin_versions_are_compute_matched_and_share_first_stages(at):
     lists = study(at)
     for name in ('decays','rates','warm','interventions'):
-        assert len({(h.epochs,h.batch,h.patience) for rs in lists[name].values() for r in rs for _,h in r.path[-1:]})==1
+        assert len({(h.epochs,h.batch,h.patience) for (k,_),rs in lists[name].items() for r in rs for _,h in r.path[-1:] if k!='cold, as long'})==1
     for name in ('changes','samples','interventions'):
         by = {}
         for (c,_),rs in lists[name].items():
@@ -156,6 +158,7 @@ def test_published_comparisons_are_compute_matched_and_have_three_seeds():
         t = label(df, runs)
         assert t.groupby(['setting','variant']).seed.nunique().min()>=3
         if name in ('changes','samples'): assert t.groupby('setting').steps.nunique().max()==1
+        elif name=='warm': assert t.total_steps.nunique()==1 and t.groupby('setting').steps.first().to_dict()=={'warm':140, 'cold':140, 'cold, as long':280}
         else: assert t.steps.nunique()==1
         assert not t.stopped.astype(bool).any()
     assert np.isfinite(df[['train_loss','valid_loss','test_loss','fisher']]).all(axis=None)
