@@ -183,7 +183,13 @@ def test_wrong_input(tmp_path):
 def test_results_of_another_time_are_refused(tmp_path):
     f = copied(tmp_path, 'waves_laws')/'waves_laws_laptop.csv'
     save_results(load_results(f).assign(recipe='0123456789abcdef'), f)
-    with pytest.raises(ReinitError, match='no rows of the recipes of today'): verdict('F4', tmp_path)
+    with pytest.raises(ReinitError, match='lacks 9 of 9 runs of the recipes of today'): verdict('F4', tmp_path)
+
+def test_a_part_of_a_list_is_not_judged(tmp_path):
+    f = copied(tmp_path, 'waves_laws')/'waves_laws_laptop.csv'
+    save_results(load_results(f)[:2], f)
+    t = table(tmp_path, ['F4'])
+    assert t.verdict[0]=='➖' and t.n[0]==0 and 'lacks 7 of 9 runs' in t.measured[0]
 
 def test_results_are_found_from_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
