@@ -8,7 +8,7 @@ __all__ = ['STUDIES', 'MARKER', 'FORMAT', 'Parser', 'command', 'parser', 'marker
            'frozen_parser', 'reinit_frozen', 'claims_parser', 'claim_lines', 'claim_text', 'reinit_claims',
            'report_parser', 'reinit_report', 'bench_parser', 'reinit_bench']
 
-# %% ../nbs/70_cli.ipynb #eaf7b1a5
+# %% ../nbs/70_cli.ipynb #8689d857
 import argparse,json,os,sys,textwrap,time
 from argparse import Namespace
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import pandas as pd
 from . import __version__, claims, scorecard, study
 from .core import PROVENANCE, SCALES, ReinitError, Store, atomic_write, check_choice, check_number, flat, provenance, save_results, scale
 from .reinit import METHODS
-from .report import escape, figure_html, is_page, page, png, prose, table_html, text_table, write_page
+from .report import details, figure_html, is_page, page, png, prose, table_html, text_table, write_page
 from .sweep import run
 
 # %% ../nbs/70_cli.ipynb #ac2f251a
@@ -217,7 +217,7 @@ def how_run(res:Namespace, # From `measure`
                 time=f'{seconds(res.took)} for the last call, {seconds(res.training)} of training in all') | {k:_values(runs[k]) for k in PROVENANCE if k!='date'} | dict(date=dates)
     return pd.DataFrame(rows.items(), columns=['what','value'])
 
-# %% ../nbs/70_cli.ipynb #84d53474
+# %% ../nbs/70_cli.ipynb #397dbd62
 _intro = ('The label of an example is spelled by 3 coordinates, times the signal strength α; 125 others are noise. With 256 examples a network can reach 100% training accuracy without looking at the signal, so '
           'what counts is the test accuracy.',
           'All methods train the same network for the same number of steps. They differ in what they redraw between rounds.')
@@ -225,12 +225,10 @@ _cells = "Cells read: ours ± half the width of the 95% interval (the paper's)."
 _names = dict(alpha='α', l2='L2 penalty', lo='95% from', hi='95% to', paper_err='paper ±', diff='difference', train='train accuracy')
 _words = {'✅':'✅ holds', '❌':'❌ fails', '➖':'➖ open'}   # not every machine can draw the signs
 
-def _details(summary, body): return f'<details><summary>{escape(summary)}</summary>\n{body}\n</details>'
-
 def _table(name, t, about, img):
     "A section for a table: as the paper prints it, as a figure, and in full"
     full = table_html(t.rename(columns=_names), f'{name} in full; click a header to sort')
-    return name,prose(about, _cells),table_html(study.wide(t)),img,_details('All numbers', full)
+    return name,prose(about, _cells),table_html(study.wide(t)),img,details('All numbers', full)
 
 def results_page(res:Namespace, # From `measure`
                  figs:dict, # From `figures`
@@ -246,7 +244,7 @@ def results_page(res:Namespace, # From `measure`
         _table('Table 1', res.t1, 'Test accuracy in percent, for three signal strengths α.', img['table1']),
         _table('Table 5', res.t5, 'Test accuracy as a fraction, with an L2 penalty on the weights.', img['table5']),
         ('Round by round', prose('The same runs as in Table 1, after every round of training.'), img['rounds']),
-        ('How it was run', table_html(how), _details('Every field of the recipes', table_html(fields))),
+        ('How it was run', table_html(how), details('Every field of the recipes', table_html(fields))),
         subtitle=f'Tables 1 and 5 of “The Impact of Reinitialization on Generalization in Convolutional Neural Networks”, re-run at {how["value"][0]} scale',
         footer=f'Made by reinit_nb {__version__}. This file needs no connection.')
 

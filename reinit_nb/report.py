@@ -192,7 +192,7 @@ def figure_html(fig, # As in `png`
     return (f'<figure><img alt="{escape(alt)}" width="{w}" height="{h}" style="min-width:min(32rem,{w}px)" '
             f'src="data:image/png;base64,{base64.b64encode(data).decode()}">{below}</figure>')
 
-# %% ../nbs/61_report.ipynb #e7ae096c
+# %% ../nbs/61_report.ipynb #e819cf54
 _light = '--bg:#fff;--fg:#1d2126;--dim:#59626e;--line:#dde1e7;--head:#f5f6f8;--link:#0b57b0;--mark:#fff4cc;--good:#1a7f42;--bad:#c0312b;--open:#5d6672'
 _dark = '--bg:#14171b;--fg:#e4e7eb;--dim:#a3acb8;--line:#333b45;--head:#1d2228;--link:#8ab8f5;--mark:#3d3517;--good:#5cc98a;--bad:#ff8a80;--open:#a3acb8'
 _css = ':root{color-scheme:light;' + _light + '}\n@media screen and (prefers-color-scheme:dark){:root:not([data-theme=light]){color-scheme:dark;' + _dark + '}}\n' + \
@@ -224,8 +224,7 @@ summary{cursor:pointer;color:var(--link);width:fit-content}
 .tiles span{color:var(--dim);font-size:.9rem}
 .claims{list-style:none;padding:0;margin:1rem 0}
 .claims li{padding:.1rem 0 .1rem 1rem;border-left:3px solid var(--line);margin:1.1rem 0;max-width:46rem}
-.claims li:target{background:var(--mark)}
-.claims p{font-size:.9rem;margin:.3rem 0 0}
+.claims li:target{background:var(--mark)} .claims p{font-size:.9rem;margin:.3rem 0 0}
 .v{white-space:nowrap;font-weight:600}
 .v::before{content:"";box-sizing:border-box;display:inline-block;width:.62em;height:.62em;margin-right:.45em;border-radius:50%;background:currentColor}
 .v.bad::before{border-radius:1px;transform:rotate(45deg) scale(.9)}
