@@ -189,11 +189,11 @@ def _order(res):
 
 def _tradeoff(res):
     from reinit_nb.transfer import tradeoff
-    return tradeoff({k:res.part(k) for k in ('decays','rates','warm')})
+    return tradeoff({k:res.part(k) for k in ('decays','rates','warm','longer') if res.lists('transfer')[k]})
 
 # %% ../nbs/62_scorecard.ipynb #b1cdf0a3
 PARTS = {k:_labelled('cnn', 'reinit_cnn', k) for k in ('grid','budgets','ablations','settings')}
-PARTS |= {k:_labelled('transfer', 'transfer', k) for k in ('decays','rates','warm','changes','samples')}
+PARTS |= {k:_labelled('transfer', 'transfer', k) for k in ('decays','rates','warm','longer','changes','samples')}
 PARTS |= {k:_labelled('waves', 'waves', k) for k in ('depths','arms','minima')}
 PARTS |= dict(table1=lambda res: res.rows('synthetic', 'table1'), table5=lambda res: res.rows('synthetic', 'table5'), frozen_decays=_labelled('stuck', 'frozen_decays', 'decays'),
               frozen_pairs=_pairs, order=_order, tradeoff=_tradeoff)

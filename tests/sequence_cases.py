@@ -81,7 +81,7 @@ def test_killed_in_many_places_one_after_the_other(tmp_path, before, keep, every
     assert child(run, folder, tmp_path/'killed.pth')==0
     a,b = (torch.load(tmp_path/f'{o}.pth', weights_only=False) for o in ('whole','killed'))
     assert not differences(a, b)
-    assert sorted(o.suffix for o in folder.iterdir())==['.stage','.stage']
+    assert sorted(o.suffix for o in folder.iterdir())==['.json','.stage','.stage']
 
 def test_a_sweep_that_is_killed_goes_on(tmp_path):
     runs = [path('dirac'), path('FC'), path('dirac', seed=1)]
