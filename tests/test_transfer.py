@@ -8,8 +8,8 @@ from reinit_nb.path import Before, Learn
 from reinit_nb.reset import paper_resets
 from reinit_nb.sequence import missing
 from reinit_nb.stuck import exposure
-from reinit_nb.transfer import (CHANGES, DECAYS, HEAT, HOT, INTERVENTIONS, LISTS, RATES, all_runs, change_runs, change_table, changes, cost, decays, gaps, interventions, label,
-                                matching_heat, paper_row, plot_gains, plot_samples, plot_settings, plot_tradeoff, predicts, samples, study, thin_how, tradeoff, variant_table, warm)
+from reinit_nb.transfer import (CHANGES, DECAYS, HEAT, INTERVENTIONS, LEVELS, LISTS, RATES, STUCK, all_runs, change_runs, change_table, changes, cost, decays, gaps, interventions, label, long_how, longer,
+                                matching_heat, paper_row, plot_gains, plot_predicts, plot_samples, plot_settings, plot_tradeoff, predicts, samples, study, thin_how, tradeoff, variant_table, warm)
 from reinit_nb.vision import Task
 
 RESULTS = Path(__file__).parent.parent/'results/transfer_laptop.csv'
@@ -31,7 +31,7 @@ def test_every_row_of_tables_6_to_8(change):
     model,n,standard,reset,s,one_d,patience,epochs = ROWS[change]
     runs = change_runs(change, 'paper')
     a,b = runs['standard'],runs['reset']
-    assert a.model==b.model==model and len(a.path)==len(b.path)==n and (a.pretrained=='imagenet')==(n==1) and a.width==1 and a.n_test is None
+    assert a.model==b.model==model and len(a.path)==len(b.path)==n and (a.pretrained=='imagenet')==(a.head=='zero')==(n==1) and a.width==1 and a.n_test is None
     for run,(lr,decay,wd),before in ((a,standard,None),(b,reset,Before('dirac', s=s, one_d=one_d))):
         h = run.path[-1][1]
         assert (h.lr,h.decay,h.wd,h.patience,h.epochs,h.momentum,h.before)==(lr,decay,wd,patience,epochs,.9,before)
@@ -48,7 +48,7 @@ def test_images_of_the_rows():
     k = t['ImageNet to KMNIST'][0][0]
     assert (k.size,k.channels,k.shift,k.affine,k.random_blur,k.jitter)==(224,3,.4,(10,40,.4),.3,(0,.4,0,0)) and k.normalize=='imagenet'
     p = t['ImageNet to Patch Camelyon'][0][0]
-    assert (p.size,p.flip,p.vflip,p.jitter,p.shift)==(96,True,True,(.5,.5,.25,.1),.05) and t['ImageNet to RESISC45'][0][0].size==224
+    assert (p.size,p.flip,p.vflip,p.jitter,p.shift,p.affine)==(96,True,True,(.5,.5,.25,.1),.05,(0,10,0)) and t['ImageNet to RESISC45'][0][0].size==224
 
 def test_figures_5_to_7_at_the_papers_scale():
     d = decays('paper')
@@ -66,7 +66,7 @@ def test_figures_5_to_7_at_the_papers_scale():
 @pytest.mark.parametrize('at', ['smoke', 'laptop'])
 def test_thin_versions_are_compute_matched_and_share_first_stages(at):
     lists = study(at)
-    for name in ('decays','rates','warm','interventions'):
+    for name in ('decays','rates','warm','interventions','longer'):
         assert len({(h.epochs,h.batch,h.patience) for (k,_),rs in lists[name].items() for r in rs for _,h in r.path[-1:] if k!='cold, as long'})==1
     for name in ('changes','samples','interventions'):
         by = {}
@@ -99,6 +99,23 @@ def test_exposure_is_how_far_a_weight_shrinks(how, steps):
 def test_heat_is_below_what_would_match_the_paper():
     assert HEAT<matching_heat() and thin_how(Learn(wd=.001, epochs=200, patience=40), 'laptop').wd==pytest.approx(.001*HEAT)
 
+def test_task_changes_act_for_long_enough_to_freeze():
+    first,second = (h for _,h in change_runs('CIFAR-10 to FashionMNIST', 'laptop')['standard'].path)
+    assert first.wd==second.wd==STUCK and exposure(first, 14)[-1]>np.log(100)>exposure(thin_how(Learn(lr=.05, decay=.95, wd=.001, epochs=200), 'laptop'), 14)[-1]
+    assert long_how(Learn(decay=.95, epochs=200), 'laptop', 20).decay==.95      # second stages are short, and keep the paper's
+
+def test_the_same_runs_are_in_two_lists():
+    a,b = interventions('laptop'),longer('laptop')
+    assert all(a[f'blurred to sharp, {wd:g}','none']==b['resnet18',f'{wd:g}'] for wd in LEVELS) and longer('paper')=={}
+
+def test_pretrained_rows_keep_the_papers_proportions():
+    for c in ('ImageNet to FashionMNIST','ImageNet to KMNIST','ImageNet to CIFAR-100'):
+        thin,full = change_runs(c, 'laptop'),change_runs(c, 'paper')
+        for k in ('standard','reset'):
+            a,b = thin[k].path[0][1],full[k].path[0][1]
+            assert (a.lr/a.batch,a.decay,a.wd,a.before)==(pytest.approx(b.lr/b.batch),b.decay,b.wd,b.before)
+    assert 'standard, same rate' in change_runs('ImageNet to CIFAR-100', 'paper') and 'standard, same rate' not in change_runs('ImageNet to KMNIST', 'paper')
+
 # ---------------------------------------------------------------- tables
 
 def frame(seeds=3):
@@ -125,7 +142,7 @@ def test_gaps_are_paired():
 
 def test_plots():
     t = label(frame(), interventions('smoke'))
-    assert plot_gains(t, 'none').get_xlabel().endswith('none')
+    assert plot_gains(t, 'none').get_xlabel().endswith('none') and [a.get_title() for a in plot_predicts(t)]==list(INTERVENTIONS[1:])
     d = pd.DataFrame([dict(setting='resnet18', variant=k, seed=s, test_acc=.5, test_loss=2., model='resnet18', recipe=f'{k}{s}', first_frozen=1, near=2, fisher=3.) for k in ('0','1e-3') for s in range(2)])
     assert len(plot_settings(d))==1
     tr = tradeoff(dict(decays=d, rates=d, warm=d.assign(setting='cold', recipe='x')))
@@ -157,7 +174,7 @@ def test_published_comparisons_are_compute_matched_and_have_three_seeds():
     for name,runs in study('laptop').items():
         t = label(df, runs)
         assert t.groupby(['setting','variant']).seed.nunique().min()>=3
-        if name in ('changes','samples'): assert t.groupby('setting').steps.nunique().max()==1
+        if name in ('changes','samples','interventions'): assert t.groupby('setting').steps.nunique().max()==1
         elif name=='warm': assert t.total_steps.nunique()==1 and t.groupby('setting').steps.first().to_dict()=={'warm':140, 'cold':140, 'cold, as long':280}
         else: assert t.steps.nunique()==1
         assert not t.stopped.astype(bool).any()
@@ -166,5 +183,16 @@ def test_published_comparisons_are_compute_matched_and_have_three_seeds():
 @published
 def test_a_dirac_reset_leaves_nothing_frozen():
     t = label(load_results(RESULTS), interventions('laptop'))
-    d = t[(t.variant=='dirac') & (t.setting==HOT)]
-    assert (d.frozen_before>0).all() and (d.frozen_after==0).all()
+    d = t[t.variant=='dirac']
+    assert (d.frozen_before>0).sum()>3 and (d.frozen_after==0).all()
+
+@published
+@pytest.mark.parametrize('change', [c for c in CHANGES if 'ImageNet' not in c and 'SVHN' not in c])
+def test_filters_are_frozen_when_the_second_task_begins(change):
+    t = label(load_results(RESULTS), {k:v for k,v in changes('laptop').items() if k==(change,'standard')})
+    assert (t.frozen_before>0).all() and (t.first_train_acc>.3).all()      # and the first task was learned
+
+@published
+def test_a_pretrained_network_does_better_than_chance():
+    t = label(load_results(RESULTS), {k:v for k,v in changes('laptop').items() if k[0].startswith('ImageNet') and k[1]=='standard' and not missing(v[0])})
+    assert (t.groupby('setting').test_acc.mean()>1.5/t.groupby('setting').classes.first()).all()
