@@ -433,7 +433,7 @@ def note(self:_Tick, i, done, loss, at):
 def diaries(folder # Of `follow`; for a sweep, `.checkpoints` in its store
            )->pd.DataFrame: # One row per path: recipe, stage, of, epoch, epochs, valid_loss, seconds_left, done
     "Where the paths of a folder stand, also while other processes follow them"
-    rows = [dict(recipe=p.stem) | json.loads(p.read_text())['now'] for p in sorted(Path(folder).glob('*.json'))]
+    rows = [dict(recipe=p.stem) | json.loads(p.read_text())['now'] for p in sorted(Path(folder).glob('[!.]*.json'))]
     return pd.DataFrame(rows, columns=['recipe','stage','of','epoch','epochs','valid_loss','seconds_left','done'])
 
 # %% ../nbs/42_sequence.ipynb #8046e955
@@ -469,6 +469,7 @@ def follow(run:PathRun, # The path
     "Ω: train a network on one task after another"
     check_path(run)
     if folder and fresh: _forget(folder, run)
+    if folder: check_place(_file(folder, run, len(run.path)-1, 'json'))
     n,state,rows,curves,learn,first = len(run.path),None,[],[],None,0
     for i in reversed(range(n-1) if folder else ()):
         if (file := _file(folder, run, i, 'stage')).exists():
