@@ -156,6 +156,11 @@ def _data(t, name, stack, size=None):
     return t.transpose(1, 2).expand(len(stack), -1, -1)
 
 # %% ../nbs/28_bandwidth.ipynb #c738516c
+def _one_line(probe):
+    "The grid of stacked networks: their values are read as one line"
+    if not isinstance(probe, Probe) or probe.dim!=1 or len(probe)!=1: raise ReinitError('probe should be one line, from grid. For planes or several lines give spectrum one member at a time, from stack.member')
+    return probe
+
 @patch
 def __call__(self:CoordinateStack,
              x:Tensor # Points × coordinates, the same for all, or with a leading dimension of members
@@ -173,7 +178,7 @@ def member(self:CoordinateStack, m:int)->nn.Sequential:
 @patch
 def spectra(self:CoordinateStack, probe:Probe, window:str='hann')->pd.DataFrame: # Columns member, output, frequency, amplitude, energy
     "The spectrum of every member on a grid"
-    return spectra_of(self(probe.points()), probe.unit, window, 'member')
+    return spectra_of(self(_one_line(probe).points()), probe.unit, window, 'member')
 
 # %% ../nbs/28_bandwidth.ipynb #323ec1f7
 @dataclass(frozen=True)
@@ -265,7 +270,7 @@ def amplitudes(self:Record,
                window:str='hann' # One of `WINDOWS`
               )->pd.DataFrame: # Columns member, step, frequency, amplitude; with a target also target, error
     "Chosen frequencies of every member along training, as `convergence` takes them"
-    p = _checked_probe(self)
+    p = _one_line(_checked_probe(self))
     f,y = _frequencies(freqs, p),_target(target, p)
     def at(g): return coefficients(g.transpose(-1, -2), f, p.unit, window)
     c = at(self.seen).permute(2, 1, 0, 3)[None]       # 1 × outputs × members × notes × frequencies
@@ -278,7 +283,7 @@ def amplitudes(self:Record,
 @patch
 def spectrogram(self:Record, window:str='hann')->pd.DataFrame: # Columns step, member, output, frequency, amplitude, energy
     "The whole spectrum of every member along training"
-    p = _checked_probe(self)
+    p = _one_line(_checked_probe(self))
     return pd.concat([spectra_of(g, p.unit, window, 'member').assign(step=s) for s,g in zip(self.steps, self.seen)], ignore_index=True)
 
 # %% ../nbs/28_bandwidth.ipynb #043dbc3a
@@ -367,7 +372,8 @@ def relabel(y:Tensor, # Labels 0, 1, …
     "Labels for pre-training"
     check_choice('how', how, LABELS)
     if y.is_floating_point() or y.ndim!=1 or not len(y): raise ReinitError(f'y has shape {tuple(y.shape)} and type {y.dtype}, and should be whole numbers, one per example')
-    g,c = Streams(seed).data,n_classes or int(y.max())+1
+    g,c = Streams(seed).data,int(y.max())+1 if n_classes is None else check_number('n_classes', n_classes, 1, integer=True)
+    if y.min()<0 or y.max()>=c: raise ReinitError(f'n_classes={c}: y has labels from {int(y.min())} to {int(y.max())}, and they should be 0 to {c-1}')
     if how=='random': return y[torch.randperm(len(y), generator=g).to(y.device)]
     if how=='swapped': return torch.as_tensor(swapped(check_number('n_classes', c, 2, integer=True), g), device=y.device)[y]
     return y.clone() if how=='right' else torch.zeros_like(y)
@@ -512,7 +518,8 @@ def law(model:nn.Module, # Any model
        )->pd.DataFrame: # Columns step, h (the same without unit), line, output, frequency, predicted, measured, error
     "Both sides of the weak spectral-bias law"
     check_choice('window', window, WINDOWS)
-    hs = [check_number('steps', h, 0, lo_open=True) for h in steps]
+    hs = [check_number('steps', h, 0, lo_open=True) for h in (steps if isinstance(steps, Iterable) else [steps])]
+    if not hs: raise ReinitError('steps is empty: give one step size or more')
     if not isinstance(probe, Probe) or probe.dim!=1: raise ReinitError('probe should have lines: make one with grid or lines')
     m,x,y = _double(model, data)
     now = values(m, probe, outputs)        # also checks that the model takes these points

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from .bench import _seconds,_timed
 from .core import ReinitError,Streams,check_choice,check_number,progress
 from .models import NetOptions,block_table,conv_block,init_weights,mlp,named,reservoir_layout
-from .vision import load
+from .vision import load,source
 
 # %% ../nbs/64_bench_layers.ipynb #ce04d8b1
 FREEZING = dict(everything=1., frozen=1.7, cached=3.5)   # how many times faster at least
@@ -201,34 +201,46 @@ def _by_point(net, probe, points):
             found.append(net(x[None]).mean().item())
     return found
 
+# %% ../nbs/64_bench_layers.ipynb #c0111eb1
+def _cifar_images(k):
+    "Standardized training images of CIFAR-10, or random numbers, and which"
+    if source('cifar10') is None: return torch.randn(k, 3, 32, 32, generator=torch.Generator().manual_seed(0)),'random'
+    x = torch.from_numpy(np.asarray(load('cifar10').x_train[:k])).float()
+    if x.shape[-1]==3: x = x.movedim(-1, 1)
+    return ((x-x.mean((0,2,3), keepdim=True))/x.std((0,2,3), keepdim=True)).contiguous(),'CIFAR-10'
+
 # %% ../nbs/64_bench_layers.ipynb #24e3f618
-def _spectrum_row(name, probe, sample, repeats):
+def _spectrum_row(name, probe, timed, sample, repeats):
     "Time one network both ways"
-    from reinit_nb.spectrum import spectra_of,values
+    from reinit_nb.spectrum import Probe,spectra_of,values
     from reinit_nb.waves import image_net
-    net,sample = image_net(name, size=32, width=SPECTRUM[name]).eval(),min(sample, probe.size)
-    if not torch.allclose(values(net, probe).flatten()[:sample], torch.tensor(_by_point(net, probe, sample), dtype=torch.float64), atol=1e-4): raise ReinitError('the loop and the batches disagree')
-    ways = dict(loop=lambda: _by_point(net, probe, sample), batches=lambda: spectra_of(values(net, probe), probe.unit))
+    net,some,found = image_net(name, size=32, width=SPECTRUM[name]).eval(),Probe(probe.origin[:timed], probe.axes[:,:timed], probe.n),[]
+    def ours(p): found[:] = [values(net, p)]; return spectra_of(found[0], p.unit)
+    whole = _seconds(ours, probe)
+    if not torch.allclose(found[0].flatten()[:sample], torch.tensor(_by_point(net, probe, sample), dtype=torch.float64), atol=1e-4): raise ReinitError('the loop and the batches disagree')
+    ways = dict(loop=(lambda: _by_point(net, probe, sample), sample), batches=(lambda: ours(some), some.size))
     best = dict.fromkeys(ways, float('inf'))
     for _ in range(repeats):
-        for k,f in ways.items(): best[k] = min(best[k], _seconds(f))
-    loop = best['loop']*probe.size/sample
-    return dict(network=name, width=SPECTRUM[name], points=f'{sample:,} of {probe.size:,}', loop_seconds=loop, seconds=best['batches'], ratio=loop/best['batches'], target=SPECTRUM_TARGET)
+        for k,(f,points) in ways.items(): best[k] = min(best[k], _seconds(f)/points*1e6)
+    return dict(network=name, width=SPECTRUM[name], threads=torch.get_num_threads(), loop_us=best['loop'], us=best['batches'], ratio=best['loop']/best['batches'], target=SPECTRUM_TARGET, points=probe.size, all_seconds=whole)
 
 # %% ../nbs/64_bench_layers.ipynb #1ea4eb82
-def bench_spectrum(networks=('vgg11','mobilenet'), # Of `SPECTRUM`
+def bench_spectrum(networks=tuple(SPECTRUM), # Of `SPECTRUM`
                    m:int=64, # Lines
                    n:int=1024, # Points on each
+                   timed:int=8, # Lines that ours is timed on in every repeat
                    sample:int=512, # Points that the loop is timed on
                    repeats:int=5, # The best counts
+                   threads:int|None=1, # Of torch, for both ways; `None`: as it is
                    show:bool=True # Show a progress bar?
-                  )->pd.DataFrame: # One row per network: seconds of both ways (the loop's scaled up), ratio, target
+                  )->pd.DataFrame: # One row per network: microseconds per point of both ways, ratio, target, and seconds for all points
     "Spectra of networks for CIFAR-10 along lines, in batches against point by point"
     from reinit_nb.spectrum import lines
     for k in networks: check_choice('network', k, SPECTRUM)
-    for k,v in dict(m=m, n=n, sample=sample, repeats=repeats).items(): check_number(k, v, 1, integer=True)
-    probe = lines(torch.randn(256, 3, 32, 32, generator=torch.Generator().manual_seed(0)), m, n)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try: return pd.DataFrame([_spectrum_row(k, probe, sample, repeats) for k in progress(list(networks), label='spectrum', show=show)])
-    finally: torch.set_num_threads(threads)
+    for k,v in dict(m=m, n=n, timed=timed, sample=sample, repeats=repeats, threads=1 if threads is None else threads).items(): check_number(k, v, 1, integer=True)
+    (x,kind),before = _cifar_images(256),torch.get_num_threads()
+    probe = lines(x, m, n)
+    if threads is not None: torch.set_num_threads(threads)
+    try: rows = [dict(_spectrum_row(k, probe, timed, min(sample, probe.size), repeats), images=kind) for k in progress(list(networks), label='spectrum', show=show)]
+    finally: torch.set_num_threads(before)
+    return pd.DataFrame(rows).assign(load=round(os.getloadavg()[0], 1) if hasattr(os, 'getloadavg') else float('nan'))
