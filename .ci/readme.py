@@ -53,6 +53,8 @@ def table(html):
     t = _Table(); t.feed(html)
     rows = [r for r in t.rows if r]
     if not t.plain or len(rows) < 2 or len({len(r) for r in rows}) > 1: return None
+    # pandas gives the index's name a row of its own
+    if len(rows) > 2 and not rows[0][0] and not any(rows[1][1:]): rows[:2] = [[rows[1][0], *rows[0][1:]]]
     rows.insert(1, ['---'] * len(rows[0]))
     return '\n'.join('| ' + ' | '.join(r) + ' |' for r in rows)
 
