@@ -44,7 +44,7 @@ class _Table(HTMLParser):
         if self.cell is not None: self.cell += data
     def handle_endtag(self, tag):
         if tag in ('td', 'th') and self.cell is not None:
-            self.rows[-1].append(' '.join(self.cell.split()).replace('|', r'\|'))
+            self.rows[-1].append(' '.join(self.cell.split()).replace('|', r'\|').replace('<', '&lt;'))   # <NA> is no tag
             self.cell = None
 
 def table(html):
