@@ -139,6 +139,7 @@ def visits(browser, base):
             res[page]['overflow'] = p.overflow()
             res[page]['wide'] += p.js(WIDE)
             res[page]['bar'] = p.js(BAR)
+            res[page]['overview'] = p.js('document.querySelector("img[alt*=\\"claims in four panels\\"]")?.getBoundingClientRect().width')
     return res
 
 def letters(md): return re.sub(r'\W+', '', re.sub(r'\$.*?\$', '', build.plain(md))).lower()
@@ -179,6 +180,14 @@ def test_printed_text_fits_its_column(visits):
     wide = {k: v['wide'][:3] for k,v in visits.items() if v['wide']}
     assert not wide, f'printed text is cut off, on a desk or on a phone: {wide}'
     for o in ('experiments/synthetic.ipynb', 'experiments/reinit_cnn.ipynb', '60_claims.ipynb', '65_digest.ipynb', '70_cli.ipynb'): assert visits[o]['printed'], f'{o} prints nothing any more'
+
+@needs_browser
+def test_a_phones_header_and_overview(visits):
+    "Icons stand apart, and the overview of all claims is not shrunk until nobody can read it"
+    close = {k: v['bar'] for k,v in visits.items() if v['bar'] and min(v['bar']) < 8}
+    assert not close, f'pixels between what stands in the header: {close}'
+    wide = {k: v['overview'] for k,v in visits.items() if v['overview']}
+    assert wide and min(wide.values()) >= 600, wide
 
 def search(page, what):
     "Type into the search field as a reader does; where the results lead"
