@@ -44,7 +44,7 @@ class _Table(HTMLParser):
         if self.cell is not None: self.cell += data
     def handle_endtag(self, tag):
         if tag in ('td', 'th') and self.cell is not None:
-            self.rows[-1].append(' '.join(self.cell.split()).replace('|', r'\|'))
+            self.rows[-1].append(' '.join(self.cell.split()).replace('|', r'\|').replace('<', '&lt;'))   # <NA> is no tag
             self.cell = None
 
 def table(html):
@@ -53,6 +53,8 @@ def table(html):
     t = _Table(); t.feed(html)
     rows = [r for r in t.rows if r]
     if not t.plain or len(rows) < 2 or len({len(r) for r in rows}) > 1: return None
+    # pandas gives the index's name a row of its own
+    if len(rows) > 2 and not rows[0][0] and not any(rows[1][1:]): rows[:2] = [[rows[1][0], *rows[0][1:]]]
     rows.insert(1, ['---'] * len(rows[0]))
     return '\n'.join('| ' + ' | '.join(r) + ' |' for r in rows)
 

@@ -211,9 +211,21 @@ def test_identifiers_are_unique(name):
 @each_page
 def test_cross_references_lead_somewhere(name):
     ids = identifiers(name)[0] + [o for _,md in markdowns(read(name)) for o in re.findall(r'\{#((?:eq|fig|tbl)-[\w-]+)', md)]
-    for cid,md in markdowns(read(name)):
-        lost = {o for o in re.findall(r'(?<![\w@/.])@((?:sec|fig|tbl|eq)-[\w-]+)', without_code(md))} - set(ids)
+    for cid,md in [*markdowns(read(name)), *shown_markdowns(read(name))]:
+        lost = referred(md) - set(ids)
         assert not lost, f'nbs/{name}, cell {cid}: nothing on this page is called {lost}'
+
+def referred(md):
+    "What `@fig-x` and the like refer to"
+    return set(re.findall(r'(?<![\w@/.])@((?:sec|fig|tbl|eq)-[\w-]+)', without_code(md)))
+
+def shown_markdowns(nb):
+    "Markdown that cells have shown"
+    return [(c['id'], text(o['data']['text/markdown'])) for c in shown_code(nb) for o in c['outputs'] if 'text/markdown' in o.get('data', {})]
+
+def test_reference_checker():
+    assert referred('see @fig-a, (@sec-b-c) and [@tbl-d]') == {'fig-a', 'sec-b-c', 'tbl-d'}
+    assert not referred('`@fig-a` a@fig-b.org @figure https://x/@fig-c')
 
 def links(md):
     "Targets of markdown links, images and html attributes, outside of code"
@@ -274,6 +286,24 @@ def test_site_configuration():
     for o in yml['website']['navbar']['left']: assert o['href'] in side, f'the navbar of _quarto.yml leads to {o["href"]}, which nbs/sidebar.yml does not have'
     for o in [*yml['metadata-files'], *yml['project']['resources'], yml['format']['html']['css']]: assert (root/'nbs'/o).exists(), f'_quarto.yml names nbs/{o}, which does not exist'
     assert side[0] == 'index.ipynb' and len(side) == len(set(side))
+
+def exports(nb): return any(c['cell_type'] == 'code' and re.search(r'^#\s*\|\s*(default_exp|exports?)\b', text(c['source']), re.M) for c in nb['cells'])
+
+def test_sidebar_has_every_page():
+    "A page that is not there can be found by nobody: those that export first of all, and all others, too"
+    side = {page for _,page,_ in build.sidebar(root)}
+    lost = [o for o in names if exports(read(o)) and o not in side]
+    assert not lost, f'{lost} export a module and are missing in nbs/sidebar.yml: add them, and run `make llms`'
+    assert sum(exports(read(o)) for o in names) > 30
+    assert not set(names) - side, f'{sorted(set(names) - side)} are missing in nbs/sidebar.yml'
+    assert not side - set(names), f'nbs/sidebar.yml names {sorted(side - set(names))}, which do not exist'
+
+@pytest.mark.parametrize('folder', ['tutorials', 'explanations'])
+def test_pages_for_people_say_what_they_are(folder):
+    "Title and description stand on the landing page, in search results and in llms.txt; so no two are the same, and none is a word or two"
+    heads = {o: build.head(read(o)) for o in names if o.startswith(f'{folder}/')}
+    assert len(heads) >= 4 and len(set(heads.values())) == len(heads)
+    for o,(title,about) in heads.items(): assert title and about and len(about.split()) >= 6 and about != title, f'nbs/{o}: {title!r}, {about!r}'
 
 def test_llms_in_step():
     want = build.llms(root)

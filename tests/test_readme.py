@@ -61,13 +61,43 @@ def test_python_blocks_are_those_of_the_notebook():
 
 # ---------------------------------------------------------------- commands
 
-def clone(cmd, tmp): # no network in tests: the address is that of the project
+def git(*args, cwd=None): return subprocess.run(['git', *args], cwd=cwd, capture_output=True, text=True)
+
+@pytest.fixture(scope='module')
+def fetched(tmp_path_factory):
+    "What `git clone` gives, from this checkout: there is no network in tests. With files as they are now, and under the name that the README gives"
+    if not shutil.which('git') or git('rev-parse', '--git-dir', cwd=root).returncode: pytest.skip('no git, or no repository here: nothing can be cloned')
+    top = tmp_path_factory.mktemp('clone')
+    r = git('-c', 'protocol.file.allow=always', 'clone', '--depth=1', root.as_uri(), top/settings()['git_url'].rpartition('/')[2])
+    assert r.returncode == 0, r.stderr
+    made, = top.iterdir()
+    for name in git('diff', '--name-only', 'HEAD', cwd=root).stdout.splitlines():     # changes that are not committed yet
+        if (root/name).exists(): (made/name).parent.mkdir(parents=True, exist_ok=True); shutil.copy2(root/name, made/name)
+    return top
+
+def clone(cmd, tmp, request):
+    "Really run, with the checkout in the place of the address, which is that of the project"
     assert cmd == f'git clone {settings()["git_url"]}'
+    made, = request.getfixturevalue('fetched').iterdir()
+    assert (made/'.git').exists() and git('log', '-1', '--format=%H', cwd=made).stdout == git('log', '-1', '--format=%H', cwd=root).stdout
 
-def enter(cmd, tmp): assert cmd == f'cd {settings()["git_url"].rpartition("/")[2]}'
+def enter(cmd, tmp, request):
+    "Really run, below the clone: the files that the next commands need are there"
+    r = subprocess.run(f'{cmd} && ls', shell=True, cwd=request.getfixturevalue('fetched'), capture_output=True, text=True)
+    assert r.returncode == 0 and {'Makefile', 'settings.ini', 'nbs', 'reinit_nb', 'LICENSE'} <= set(r.stdout.split()), r.stdout + r.stderr
 
-def install(cmd, tmp): # what pip would build from is tested in test_setup.py
+def install(cmd, tmp, request):
+    "Really run, from the clone in the place of the address, into a folder of its own; what the package needs is there already. Then it is imported, and a command is called"
     assert cmd == f'pip install git+{settings()["git_url"]}'
+    if subprocess.run([sys.executable, '-c', 'import setuptools, pip'], capture_output=True).returncode: pytest.skip('pip or setuptools is missing here')
+    made, = request.getfixturevalue('fetched').iterdir()
+    r = subprocess.run([sys.executable, '-m', 'pip', 'install', '--no-deps', '--no-build-isolation', '--no-index', '--disable-pip-version-check', '--target', tmp/'site', made], cwd=tmp, capture_output=True, text=True)
+    assert r.returncode == 0, r.stdout[-1000:] + r.stderr[-2000:]
+    env = os.environ | dict(PYTHONPATH=str(tmp/'site'), OMP_NUM_THREADS='1')
+    r = subprocess.run([sys.executable, '-c', 'import reinit_nb; print(reinit_nb.__file__, reinit_nb.__version__)'], cwd=tmp, env=env, capture_output=True, text=True)
+    assert r.stdout.split() == [str(tmp/'site/reinit_nb/__init__.py'), settings()['version']], r.stdout + r.stderr
+    r = subprocess.run([tmp/'site/bin/reinit_claims', '--help'], cwd=tmp, env=env, capture_output=True, text=True)
+    assert r.returncode == 0 and 'reinit_claims' in r.stdout, r.stdout + r.stderr
 
 def with_this_python(cmd, tmp, *options):
     "A make command, with this environment in the place of .venv"
@@ -78,7 +108,7 @@ def with_this_python(cmd, tmp, *options):
     env = os.environ | dict(PYTHONPATH=os.pathsep.join([str(root), os.environ.get('PYTHONPATH', '')]))
     return subprocess.run([*shlex.split(cmd), f'STAMP={stamp}', 'BROKEN=', f'BIN={bin}', *options], cwd=root, env=env, capture_output=True, text=True)
 
-def reproduce(cmd, tmp):
+def reproduce(cmd, tmp, request):
     "Really run, at smoke scale: a page, figures and tables come out"
     if not (Path(sys.executable).parent/'reinit_repro').exists(): pytest.skip('the commands are not installed beside this python')
     r = with_this_python(cmd, tmp, 'SCALE=smoke', f'OUT={tmp/"out"}')
@@ -86,8 +116,8 @@ def reproduce(cmd, tmp):
     kinds = {f.suffix for f in (tmp/'out').rglob('*') if f.is_file()}
     assert kinds >= {'.html', '.csv'}, kinds
 
-def whole_test(cmd, tmp):
-    "Would run this very test: what it would do is read from a dry run, and .ci/run, which runs for every change, does it"
+def whole_test(cmd, tmp, request):
+    "Not run here: it would run this very test, and takes long. What it would do is read from a dry run; .ci/run, which runs for every change, does it"
     r = with_this_python(cmd, tmp, '-n')
     assert r.returncode == 0 and 'nbdev_test' in r.stdout and 'pytest' in r.stdout, r.stdout + r.stderr
     assert 'pip' not in r.stdout, 'nothing should be installed where the environment is there'
@@ -99,10 +129,17 @@ HANDLERS = {r'git clone \S+':clone, r'cd \S+':enter, r'pip install git\+\S+':ins
 def handler(cmd): return next((f for k,f in HANDLERS.items() if re.fullmatch(k, cmd)), None)
 
 @pytest.mark.parametrize('cmd', dict.fromkeys(commands(readme)))
-def test_commands(cmd, tmp_path):
+def test_commands(cmd, tmp_path, request):
     f = handler(cmd)
     assert f, f'README.md has the command {cmd!r}, and nothing tests it: add a handler to tests/test_readme.py'
-    f(cmd, tmp_path)
+    f(cmd, tmp_path, request)
+
+def test_make_help():
+    "Really run: the README says that it lists the rest"
+    assert '`make help`' in readme
+    if not shutil.which('make'): pytest.skip('make is not installed')
+    r = subprocess.run(['make', 'help'], cwd=root, capture_output=True, text=True)
+    assert r.returncode == 0 and {'reproduce', 'test', 'docs', 'readme'} <= set(re.findall(r'^  ([a-z-]+)', r.stdout, re.M)), r.stdout + r.stderr
 
 def test_every_handler_is_used():
     for k in HANDLERS: assert any(re.fullmatch(k, c) for c in commands(readme)), f'no command of README.md is like {k!r} any more: remove its handler'
@@ -111,6 +148,21 @@ def test_new_command_is_noticed():
     assert handler('make coffee') is None and handler('rm -rf x') is None and handler('make reproduce') is reproduce
 
 # ---------------------------------------------------------------- the rest
+
+def test_three_short_lines():
+    "What, for whom and how, before the first heading"
+    lines = re.findall(r'^- (.+)$', readme.partition('\n## ')[0], re.M)
+    assert len(lines) == 3
+    for l in lines: assert len(l.split()) < 25, f'{len(l.split())} words: {l}'
+
+def test_one_example_of_ten_lines():
+    lines = [l for t in python_blocks() for l in t.splitlines() if l.strip()]
+    assert len(lines) <= 10, f'{len(lines)} lines of Python: other examples belong to the tutorials'
+
+def test_sections():
+    heads = re.findall(r'^## (.+)$', readme, re.M)
+    assert heads == ['The first result', 'Two commands', 'Ten lines', 'What holds', 'Where to begin', 'Beside other packages', 'How to cite', 'Licence']
+    assert re.search(r'^## Licence\n\nApache-2\.0, see \[LICENSE\]\(LICENSE\)', readme, re.M)
 
 def test_bibtex():
     "Balanced braces; every entry has what a bibliography needs"

@@ -40,7 +40,10 @@ def test_other_pages_say_the_same(df):
             assert v==known[i], f'{f.name} says {v} of {i}: run it again'
             seen.append(i)
     assert len(set(seen))>=30
-    for text in (outputs(ROOT/'nbs/index.ipynb'), (ROOT/'README.md').read_text(encoding='utf-8')): assert headline(df) in text, 'run nbs/index.ipynb again, then make readme'
+    want = {scorecard.TITLES[k]:tuple(int(o[v]) for v in VERDICTS) for k,o in counts(df).iterrows()}
+    for text in (outputs(ROOT/'nbs/index.ipynb'), (ROOT/'README.md').read_text(encoding='utf-8')):
+        said = {k:tuple(map(int, n)) for k,*n in re.findall(r'^\| \[([^]]+)\]\([^)]*\) \| (\d+) \| (\d+) \| (\d+) \|$', text, re.M)}
+        assert said==want and f'{len(df)} claims' in text, 'run nbs/index.ipynb again, then make readme'
 
 def test_every_judge_is_registered():
     "A function of `claims` that no scorecard calls would be forgotten"

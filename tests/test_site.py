@@ -110,6 +110,20 @@ FACTS = r'''(async () => {
     renderer: document.querySelector('.renderer')?.textContent ?? '', errors: all('.system-message, .problematic').map(o => o.textContent.slice(0, 80))};
 })()'''
 
+# What stands beside each other at the top of a phone's screen: the smallest gap in pixels
+BAR = r'''(() => {
+  const at = [...document.querySelectorAll('.mobile-header :is(label, a, button, svg)')].filter(o => o.checkVisibility() && !o.querySelector('label, a, button'))
+    .filter(o => o.tagName !== 'svg').map(o => o.getBoundingClientRect()).filter(o => o.width).sort((a, b) => a.left - b.left);
+  return at.slice(1).map((o, i) => Math.round(o.left - at[i].right));
+})()'''
+
+# Printed text that is wider than its column, or that is cut off: pixels too wide, and how it begins
+WIDE = r'''(() => {
+  const column = document.querySelector('article').getBoundingClientRect().right + 1;
+  return [...document.querySelectorAll('article .cell_output .output:is(.stream, .stderr, .text_plain) pre')]
+    .map(o => [Math.round(Math.max(o.scrollWidth - o.clientWidth, o.getBoundingClientRect().right - column)), o.textContent.slice(0, 60)]).filter(o => o[0] > 1);
+})()'''
+
 @pytest.fixture(scope='module')
 def visits(browser, base):
     "What the browser finds on every page: on a desk, and then on a phone"
@@ -119,8 +133,13 @@ def visits(browser, base):
         with browser.open(base + where, size=(1300, 900)) as p:
             res[page] = p.js(FACTS)
             res[page]['problems'] = p.problems(allow=(base, 'data:'))
+            res[page]['printed'] = p.js('document.querySelectorAll("article .cell_output .output pre").length')
+            res[page]['wide'] = p.js(WIDE)
             p.resize(390, 844, mobile=True).settle()
             res[page]['overflow'] = p.overflow()
+            res[page]['wide'] += p.js(WIDE)
+            res[page]['bar'] = p.js(BAR)
+            res[page]['overview'] = p.js('document.querySelector("img[alt*=\\"claims in four panels\\"]")?.getBoundingClientRect().width')
     return res
 
 def letters(md): return re.sub(r'\W+', '', re.sub(r'\$.*?\$', '', build.plain(md))).lower()
@@ -155,6 +174,20 @@ def test_figures_are_loaded_and_have_words(visits):
 def test_pages_fit_a_phone(visits):
     wide = {k: v['overflow'] for k,v in visits.items() if v['overflow'] > 0}
     assert not wide, f'pixels by which pages are wider than a phone: {wide}'
+
+@needs_browser
+def test_printed_text_fits_its_column(visits):
+    wide = {k: v['wide'][:3] for k,v in visits.items() if v['wide']}
+    assert not wide, f'printed text is cut off, on a desk or on a phone: {wide}'
+    for o in ('experiments/synthetic.ipynb', 'experiments/reinit_cnn.ipynb', '60_claims.ipynb', '65_digest.ipynb', '70_cli.ipynb'): assert visits[o]['printed'], f'{o} prints nothing any more'
+
+@needs_browser
+def test_a_phones_header_and_overview(visits):
+    "Icons stand apart, and the overview of all claims is not shrunk until nobody can read it"
+    close = {k: v['bar'] for k,v in visits.items() if v['bar'] and min(v['bar']) < 8}
+    assert not close, f'pixels between what stands in the header: {close}'
+    wide = {k: v['overview'] for k,v in visits.items() if v['overview']}
+    assert wide and min(wide.values()) >= 600, wide
 
 def search(page, what):
     "Type into the search field as a reader does; where the results lead"
