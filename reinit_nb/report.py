@@ -254,7 +254,7 @@ th button:focus-visible{outline:2px solid var(--link);outline-offset:2px}
 th button::after{content:"\\2195";margin-left:.3em;opacity:.4}
 th[aria-sort=ascending] button::after{content:"\\2191";opacity:1}
 th[aria-sort=descending] button::after{content:"\\2193";opacity:1}
-.stack :is(th,td){white-space:normal;padding:.35rem .5rem} .stack td.long{min-width:11rem} .stack td:first-child,.stack .v{white-space:nowrap} .stack small{display:block;font-size:1em;color:var(--dim)}
+.stack :is(th,td){white-space:normal;padding:.35rem .5rem} .stack td.long{min-width:8rem} .stack td:first-child,.stack .v{white-space:nowrap} .stack small{display:block;font-size:1em;color:var(--dim)}
 @media screen and (max-width:40rem){.stack,.stack :is(caption,tbody,tr,td){display:block}.stack thead,.stack tr[hidden]{display:none}.stack tr{padding:.7rem 0;border-bottom:1px solid var(--line)}
 .stack td,.stack tr>td:first-child{position:static;border:0;padding:.1rem 0;min-width:0}.stack td:not(:first-child)::before{content:attr(data-label) ": ";color:var(--dim)}.stack small{display:inline;margin-left:.4em}}
 .filter:not([hidden]){display:flex;flex-wrap:wrap;gap:.5rem 1rem;align-items:center;margin:1rem 0 0;font-size:.9rem}
