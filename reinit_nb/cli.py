@@ -465,9 +465,9 @@ def _sign(verdict): # With a word; the word alone where the terminal cannot writ
     try: verdict.encode(sys.stdout.encoding or 'utf-8'); return f'{verdict} {word}'
     except UnicodeEncodeError: return word
 
-def _claim_line(r): # Two lines of at most 110 columns
+def _claim_line(r): # A line of at most 110 columns, and one below it
     what = '; '.join(filter(None, (r.measure, scorecard.counted(r), f'{r["scale"]} scale')))
-    return [f'  {_sign(r.verdict):<16}{r.id:<4}{r.short:<45}{scorecard.amount(r):<34}{scorecard.theirs(r):>7}'.rstrip(), f'{"":<22}{what}']
+    return [f'  {_sign(r.verdict):<16}{r.id:<4}{r.short:<45}{scorecard.amount(r):<34}{scorecard.theirs(r):>7}'.rstrip(), textwrap.fill(what, 118, initial_indent=' '*22, subsequent_indent=' '*22)]
 
 def claim_lines(df:'pd.DataFrame' # From `scorecard.table`
                )->str:
