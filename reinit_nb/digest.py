@@ -14,7 +14,7 @@ __all__ = ['STUDIES', 'BLOCKS', 'ranking', 'ends', 'mean_of', 'picture', 'Source
            'complete_lists', 'export_lists', 'store_digest', 'digest', 'write_digest']
 
 # %% ../nbs/65_digest.ipynb #fa5ef7c7
-import gc,json
+import gc,json,shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,8 +26,8 @@ from .claims import PAIR, VERDICTS, along
 from .core import PROVENANCE, SCALES, ReinitError, Store, by_scale, flat, load_results, paper_table, save_results
 from .core import _checksum
 from .reinit import METHODS
-from .report import _badges, _slug, badge, details, escape, figure_html, link, page, prose, table_html, tiles, write_page
-from .scorecard import LISTS, PAPERS, TITLES, Results, all_claims, amount, each, find_results, left_out
+from .report import Markup, _badges, _slug, badge, details, escape, figure_html, link, page, prose, table_html, tiles, write_page
+from .scorecard import LISTS, PAPERS, TITLES, Results, all_claims, amount, counted, each, find_results, left_out
 from .stats import interval, pairwise, stars
 
 # %% ../nbs/65_digest.ipynb #04d02dfb
@@ -106,8 +106,7 @@ def block(name:str, # One of `STUDIES`
 
 # %% ../nbs/65_digest.ipynb #d27b8fd3
 def _short(e, res): # Why something is missing; the page should not tell whose folder it was
-    text = str(e) if isinstance(e, ReinitError) else f'what is here does not suffice ({type(e).__name__}: {e})'
-    return text.replace(f'{res.path}/', '')
+    return str(e).replace(f'{res.path}/', '')
 def _not_shown(e, res): return f'<p class="dim missing">Not shown: {escape(_short(e, res))}</p>'
 
 def blocks(name:str, # One of `STUDIES`
@@ -117,7 +116,7 @@ def blocks(name:str, # One of `STUDIES`
     parts = []
     for title,f in BLOCKS[name]:
         try: parts.append((title, *f(res)))
-        except Exception as e: parts.append((title, _not_shown(e, res)))   # a page about part of the results is better than none
+        except ReinitError as e: parts.append((title, _not_shown(e, res)))   # a page about part of the results is better than none; whatever else goes wrong is a fault of ours
     return parts
 
 # %% ../nbs/65_digest.ipynb #75e889f2
@@ -467,7 +466,7 @@ def judge(res:Source # What there is
     rows,nothing = [],dict(verdict='', n=0, scale=res.scale, measure='', unit='', **dict.fromkeys(('value','lo','hi','null','theirs_value'), np.nan))
     for c in all_claims().itertuples(index=False):
         try: rows.append(scorecard._row(c, scorecard.verdict(c.id, res)))
-        except Exception as e: rows.append(c._asdict() | nothing | dict(measured=f'not judged: {_short(e, res)}'))
+        except ReinitError as e: rows.append(c._asdict() | nothing | dict(measured=f'not judged: {_short(e, res)}'))
     return pd.DataFrame(rows, columns=list(scorecard.COLUMNS))
 
 def count(df:pd.DataFrame # From `judge`
@@ -483,11 +482,12 @@ def claims_table(df:pd.DataFrame # From `judge`
                 )->str:
     "The scorecard as a table that sorts and filters"
     df = df.reset_index(drop=True)
-    ours = ['–' if pd.isna(r.value) else amount(r) for _,r in df.iterrows()]
-    t = pd.DataFrame({'claim':[link(o, f'{o}-evidence') for o in df.id], 'verdict':df.verdict.map(badge), 'what it says':df.claim, 'ours [95%]':ours,
-                      'paper\'s':[scorecard.theirs(r) or '–' for _,r in df.iterrows()], 'of what':df.measure.replace('', '–'), 'n':df.n, 'scale':df.scale,
-                      'paper':df.paper.map(TITLES), 'where':df['where'], 'study':[link(Path(o).stem.replace('_', ' '), _home(o)) for o in df.notebook]})
-    return table_html(t, 'All claims; a click on a header sorts', ids=list(df.id), filters=['verdict','paper'])
+    def two(a, b): return Markup(f'{escape(a)} <small>{escape(b)}</small>' if b else escape(a))
+    rows = [r for _,r in df.iterrows()]
+    t = pd.DataFrame({'claim':[link(o, f'{o}-evidence') for o in df.id], 'verdict':df.verdict.map(badge), 'what it says':df.claim, 'ours [95%]':['–' if pd.isna(r.value) else two(amount(r), r.measure) for r in rows],
+                      'paper\'s':[scorecard.theirs(r) or '–' for r in rows], 'n':[two(*counted(r).partition(', ')[::2]) if r.n else '–' for r in rows], 'scale':df.scale,
+                      'study':[link(Path(o).stem.replace('_', ' '), _home(o)) for o in df.notebook]})
+    return table_html(t, 'All claims; a click on a header sorts', ids=list(df.id), filters=['verdict','study'], stack=True)
 
 # %% ../nbs/65_digest.ipynb #2e5abf0c
 def headline(df:pd.DataFrame # From `judge`
@@ -508,7 +508,7 @@ def evidence(df:pd.DataFrame # From `judge`, the claims of one study
             )->str:
     "Claims with the numbers behind their verdicts"
     def item(o):
-        theirs = f'<p class="dim">The paper, {escape(o.where)}: {escape(o.theirs)}</p>' if isinstance(o.theirs, str) and o.theirs else ''
+        theirs = f'<p class="dim">The paper, {escape(o.where)}{": "+escape(o.theirs) if o.theirs else ""}</p>'
         return (f'<li id="{escape(o.id)}-evidence" class="{_badges[o.verdict][0]}">{badge(o.verdict)} <a href="#{escape(o.id)}">{escape(o.id)}</a> {escape(o.claim)}'
                 f'<p class="dim">Ours: {escape(o.measured)}</p>{theirs}</li>')
     return f'<ul class="claims">{"".join(map(item, df.itertuples()))}</ul>'
@@ -572,16 +572,24 @@ def study_parts(res:Source, # What there is
         if some: parts.append((TITLES[paper], prose(title), *some))
     return parts
 
+# %% ../nbs/65_digest.ipynb #a65f0002
+def _scales(df, scale): # What was measured at which scale, in a sentence
+    d = df[df.verdict!='']
+    other = list(d.id[d.scale!=scale])
+    return f'{len(d)-len(other)} are measured at {scale} scale' + (f'; {", ".join(other)} rest on numbers that a paper prints or on a network of full size.' if other else '.')
+
 # %% ../nbs/65_digest.ipynb #78f51fb4
 _smoke = 'These are smoke runs: they show that everything works, and their numbers mean nothing.'
 
 def results_digest(path=None, # Folder of results; default: that of the repository
                    scale:str|None=None, # Of the results; default: the scale with most files
-                   say:Callable=lambda text: None # Told what is being done
+                   say:Callable=lambda text: None, # Told what is being done
+                   info:dict|None=None # Gets source and scale
                   )->str: # HTML
     "The page about a folder of results"
     scale = scale or main_scale(find_results() if path is None else path)
     res = Source(path, scale)
+    if info is not None: info.update(kind='results', source=str(res.path), scale=scale)
     files = sorted(res.path.glob(f'*_{scale}.csv'))
     say(f'reading {len(files)} files …')
     for f in files: res.file(f.name.removesuffix(f'_{scale}.csv'))     # whoever is damaged is named now
@@ -590,7 +598,7 @@ def results_digest(path=None, # Folder of results; default: that of the reposito
     n = count(df)
     return page('What holds of four papers on reinitialization, freezing and initialization',
                 headline(df), prose(*_reading, *[_smoke]*(scale=='smoke')), ('Scorecard', claims_table(df), overview(df)), *study_parts(res, df, say), _made(res, files),
-                subtitle=f'{len(df)} claims, measured at {scale} scale: {n["✅"]} hold, {n["❌"]} fail, {n["➖"]} stay open. Every number of ours comes from a recorded run.',
+                subtitle=f'{len(df)} claims: {n["✅"]} hold, {n["❌"]} fail, {n["➖"]} stay open. {_scales(df, scale)} Every number of ours comes from a recorded run.',
                 footer=f'Made by reinit_nb {__version__} from {len(files)} files. This page needs no connection.')
 
 # %% ../nbs/65_digest.ipynb #1818941d
@@ -649,10 +657,11 @@ def complete_lists(records:Sequence[dict] # From `read_runs`
 
 def export_lists(root, # Folder of a store
                  lists:pd.DataFrame, # From `complete_lists`
-                 folder # Where to
-                )->str|None: # The scale with most complete lists, if any is complete
+                 folder, # Where to
+                 scale:str|None=None # Default: the one with most complete lists
+                )->str|None: # The scale, if any list is complete
     "Write the complete lists of a store as results"
-    full = lists[lists.here==lists.of]
+    full = lists[(lists.here==lists.of) & ((lists.scale==scale) | (scale is None))]
     if not len(full): return None
     scale = max(SCALES, key=lambda s: ((full.scale==s).sum(), SCALES.index(s)))
     for k in full[full.scale==scale].file: save_results(Store(root).frame(each(LISTS[k](scale)), provenance=True), Path(folder)/f'{k}_{scale}.csv')
@@ -666,9 +675,11 @@ def _kinds(records, most=300): # A subsection for each class of recipe
         cut = prose(f'The first {most} of {len(t)} settings.') if len(t)>most else ''
         yield k,prose(f'{len(mine)} runs, {len(t)} settings; means over seeds of what was measured last.'),cut,table_html(t.head(most), f'{k}: fields that differ, and measurements'),details('Fields that all of them share', table_html(same, f'{k}: the same in all runs'))
 
-def _judged(root, lists, say): # Sections on claims
+def _judged(root, lists, say, scale=None, info=None): # Sections on claims
     with TemporaryDirectory() as d:
-        scale = export_lists(root, lists, d)
+        asked,scale = scale,export_lists(root, lists, d, scale)
+        if asked and scale is None: raise ReinitError(f'no list of recipes of a study is complete at {asked} scale in {root}, so no claim can be judged; without a scale the page shows all runs')
+        if info is not None: info['scale'] = scale
         if scale is None: return [('Claims', prose('No claim is judged: that takes a whole list of recipes of a study, and none is complete here.'), *[table_html(lists, 'Recipes of the studies that are here')]*bool(len(lists)))]
         say(f'judging claims at {scale} scale …')
         res = Source(d, scale)
@@ -679,36 +690,58 @@ def _judged(root, lists, say): # Sections on claims
 
 # %% ../nbs/65_digest.ipynb #667a25f0
 def store_digest(root, # Folder of a store
-                 say:Callable=lambda text: None # Told what is being done
+                 say:Callable=lambda text: None, # Told what is being done
+                 scale:str|None=None, # At which claims are judged; default: the one with most complete lists
+                 info:dict|None=None # Gets source and scale
                 )->str: # HTML
     "The page about a folder of runs"
     say('reading runs …')
     good,bad = read_runs(root)
     if not good: raise ReinitError(f'none of the {len(bad)} records in {root} can be read; the first: {bad[0]}')
     lists = complete_lists(good)
+    if info is not None: info.update(kind='runs', source=str(root), scale=None)
     hours = sum(r['seconds'] or 0 for r in good)/3600
     frames = {k:pd.DataFrame([dict(recipe=r['hash']) | r['provenance'] for r in good if r['recipe']['class']==k]) for k in dict.fromkeys(r['recipe']['class'] for r in good)}
     damaged = [('Damaged records', prose('Left out, and left where they are.'), table_html(pd.DataFrame(dict(record=bad)), 'Records that cannot be read'))] if bad else []
     return page('Runs', tiles((len(good),'runs'), (len(frames),'kinds of recipe'), (f'{hours:.1f}','hours of training'), *[(len(bad),'damaged','bad')]*bool(bad)), *damaged,
-                ('Runs by recipe', *_kinds(good)), *_judged(root, lists, say), ('How they were made', table_html(versions(frames).rename(columns=dict(file='recipe')).drop(columns='rows'), 'Versions and machines')),
+                ('Runs by recipe', *_kinds(good)), *_judged(root, lists, say, scale, info), ('How they were made', table_html(versions(frames).rename(columns=dict(file='recipe')).drop(columns='rows'), 'Versions and machines')),
                 subtitle=f'{len(good)} runs in {Path(root).name}', footer=f'Made by reinit_nb {__version__}. This page needs no connection.')
 
+# %% ../nbs/65_digest.ipynb #a65f0004
+def _here(scale): # The results of the repository; who has installed the package has none
+    try: return find_results(scale=scale or 'laptop')
+    except ReinitError: raise ReinitError('there is no folder results/ here or above, and none comes with the installed package: give a folder, either results of a checkout of the repository, '
+                                          'or runs of your own, or what reinit_repro has written; reinit_claims shows the verdicts that come with the package') from None
+
+def _reproduced(d, scale, say, info): # The page about a folder of `reinit_repro`
+    try: made = json.loads((d/'study.json').read_text(encoding='utf-8')); name,at = made['study'],made['scale']
+    except (OSError, ValueError, KeyError, TypeError): raise ReinitError(f'{d}: its study.json is damaged or not of reinit_repro') from None
+    if scale not in (None,at): raise ReinitError(f'{d} was written at {at} scale, and has nothing at {scale} scale')
+    if not (d/'runs.csv').exists(): raise ReinitError(f'{d} has no runs.csv: reinit_repro was stopped before the end; call it again, it goes on from there')
+    with TemporaryDirectory() as t:
+        shutil.copy(d/'runs.csv', Path(t)/f'{name}_{at}.csv')
+        html = results_digest(t, at, say, info)
+    if info is not None: info['source'] = str(d)
+    return html
+
 # %% ../nbs/65_digest.ipynb #7bd46ed5
-def _digest(path, scale, say):
-    if path is None: return results_digest(None, scale, say)
+def _digest(path, scale, say, info):
+    if path is None: return results_digest(_here(scale), scale, say, info)
     d = Path(path).expanduser()
     if not d.is_dir(): raise ReinitError(f'{path} is {"a file" if d.exists() else "not there"}: name a folder of results (CSV files) or of runs (a store)')
-    if any(next(d.glob(f'*_{s}.csv'), None) for s in ([scale] if scale else SCALES)): return results_digest(d, scale, say)
-    if next(d.glob('[0-9a-f][0-9a-f]/*/record.json'), None): return store_digest(d, say)
-    raise ReinitError(f'{path} has neither results, files such as synthetic_{scale or "laptop"}.csv, nor runs: name a folder that was written by an experiment or by a sweep')
+    if any(next(d.glob(f'*_{s}.csv'), None) for s in ([scale] if scale else SCALES)): return results_digest(d, scale, say, info)
+    if (d/'study.json').exists(): return _reproduced(d, scale, say, info)
+    if next(d.glob('[0-9a-f][0-9a-f]/*/record.json'), None): return store_digest(d, say, scale, info)
+    raise ReinitError(f'{path} has neither results, files such as synthetic_{scale or "laptop"}.csv, nor runs: name a folder that was written by an experiment, by a sweep or by reinit_repro')
 
 def digest(path=None, # Folder of results or of runs; default: the results of the repository
            scale:str|None=None, # Of results, if there are several
-           say:Callable=lambda text: None # Told what is being done
+           say:Callable=lambda text: None, # Told what is being done
+           info:dict|None=None # Gets what the page is about: kind, source and scale
           )->str: # HTML
     "Everything that was measured, on one page"
     gc.freeze()   # statsmodels and figures collect garbage often, which takes seconds where torch is loaded
-    try: return _digest(path, scale, say)
+    try: return _digest(path, scale, say, info)
     finally: gc.unfreeze()
 
 def write_digest(path=None, # As in `digest`

@@ -123,11 +123,12 @@ def sort_values(col:pd.Series, # Cells
     return [getattr(v, 'sort', None) for v in col]
 
 # %% ../nbs/61_report.ipynb #725f2247
-def _cells(name, num, col, texts):
+def _cells(name, num, col, texts, stack=False):
     "The cells of one column, header first"
     c = ' class="num"' if num else ' class="long"' if max(map(len, texts), default=0)>34 else ''
     value = ('' if v is None else f' data-v="{escape(repr(v) if isinstance(v, (int, float)) else v)}"' for v in sort_values(col, texts))
-    return [f'<th scope="col"{c}>{escape(name)}</th>', *(f'<td{c}{v}>{o if isinstance(o, Markup) else escape(t)}</td>' for v,o,t in zip(value, col, texts))]
+    label = f' data-label="{escape(name)}"' if stack else ''
+    return [f'<th scope="col"{c}>{escape(name)}</th>', *(f'<td{c}{label}{v}>{o if isinstance(o, Markup) else escape(t)}</td>' for v,o,t in zip(value, col, texts))]
 
 def _filter(df, by, digits):
     "The box above a table; the script shows it"
@@ -144,16 +145,18 @@ def table_html(df:pd.DataFrame, # Any table
                caption:str|None=None, # Shown above, and read out by screen readers
                digits:int=4, # Significant digits of the largest number in a column
                ids:Sequence[str]|None=None, # Id of each row
-               filters:Sequence[str]|None=None # Columns to choose from in a box above, which also finds words
+               filters:Sequence[str]|None=None, # Columns to choose from in a box above, which also finds words
+               stack:bool=False # On a narrow screen, cells below one another instead of a table that scrolls?
               )->str:
     "`df` as an HTML table: escaped, numbers to the right, sortable once it stands in a `page`"
-    head,*rows = zip(*(_cells(*o) for o in _columns(df, digits)), strict=True)
+    head,*rows = zip(*(_cells(*o, stack) for o in _columns(df, digits)), strict=True)
     if ids is not None and len(set(ids))!=len(rows): raise ReinitError(f'ids: a table of {len(rows)} rows needs as many different ids, and has {len(set(ids))}')
     ids = [''] * len(rows) if ids is None else [f' id="{escape(o)}"' for o in ids]
     body = '\n'.join(f'<tr{i}>{"".join(r)}</tr>' for i,r in zip(ids, rows))
     about = f'<caption>{escape(caption)}</caption>' if caption else ''
+    kind = ' class="stack"' if stack else ''
     box = '' if filters is None else _filter(df, filters, digits)
-    return (f'{box}<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption or "Table")}"><table>{about}\n'
+    return (f'{box}<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption or "Table")}"><table{kind}>{about}\n'
             f'<thead><tr>{"".join(head)}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>')
 
 # %% ../nbs/61_report.ipynb #d8ce4b70
@@ -251,6 +254,9 @@ th button:focus-visible{outline:2px solid var(--link);outline-offset:2px}
 th button::after{content:"\\2195";margin-left:.3em;opacity:.4}
 th[aria-sort=ascending] button::after{content:"\\2191";opacity:1}
 th[aria-sort=descending] button::after{content:"\\2193";opacity:1}
+.stack :is(th,td){white-space:normal;padding:.35rem .5rem} .stack td.long{min-width:8rem} .stack td:first-child,.stack .v{white-space:nowrap} .stack small{display:block;font-size:1em;color:var(--dim)}
+@media screen and (max-width:40rem){.stack,.stack :is(caption,tbody,tr,td){display:block}.stack thead,.stack tr[hidden]{display:none}.stack tr{padding:.7rem 0;border-bottom:1px solid var(--line)}
+.stack td,.stack tr>td:first-child{position:static;border:0;padding:.1rem 0;min-width:0}.stack td:not(:first-child)::before{content:attr(data-label) ": ";color:var(--dim)}.stack small{display:inline;margin-left:.4em}}
 .filter:not([hidden]){display:flex;flex-wrap:wrap;gap:.5rem 1rem;align-items:center;margin:1rem 0 0;font-size:.9rem}
 .filter input,.filter select{font:inherit;color:inherit;background:var(--bg);border:1px solid var(--line);border-radius:6px;padding:.25rem .5rem;max-width:12rem}
 figure{margin:1.2rem 0;overflow-x:auto;max-width:100%}

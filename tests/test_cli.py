@@ -1,13 +1,13 @@
-"The commands: `reinit_repro` at smoke scale, `reinit_claims`, `reinit_frozen`, `reinit_bench`"
-import json, os, re, signal, subprocess, sys, time
+"The commands: `reinit_repro` at smoke scale, `reinit_claims`, `reinit_report`, `reinit_frozen`, `reinit_bench`"
+import json, os, re, shutil, signal, subprocess, sys, time
 from html.parser import HTMLParser
 from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from reinit_nb import __version__, cli
+from reinit_nb import __version__, cli, scorecard, sweep
 from reinit_nb.cli import (MARKER, STUDIES, Parser, bench_parser, claim_lines, claims_parser, command, frozen_parser, marker, parser, reinit_bench, reinit_claims, reinit_frozen,
-                           reinit_repro)
+                           reinit_repro, reinit_report, report_parser)
 from reinit_nb.core import ReinitError, Store, load_results
 from reinit_nb.models import scnn
 
@@ -109,7 +109,7 @@ def test_second_run_trains_nothing(done, monkeypatch, capsys):
 def test_runs_from_environment_and_more_seeds(done, monkeypatch, capsys):
     monkeypatch.setenv('REINIT_RUNS', str(done[0]/'kept')); monkeypatch.setenv('REINIT_SCALE', 'smoke')
     n = len(records(done[0]/'kept'))
-    monkeypatch.setattr(cli, 'run', lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(sweep, 'run', lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     assert reinit_repro(['synthetic','--out','o'])==130
     assert f'Interrupted: {n} of {n} runs are finished and kept in' in capsys.readouterr().err
     assert reinit_repro(['synthetic','--out','o','--seeds','1'])==130
@@ -132,7 +132,7 @@ def test_help(capsys):
 def refused(capsys, monkeypatch):
     "Call with wrong arguments; gives the message. Nothing may be run"
     def no(*a, **k): raise AssertionError('training was started')
-    monkeypatch.setattr(cli, 'run', no)
+    monkeypatch.setattr(sweep, 'run', no)
     def go(*argv):
         assert reinit_repro(argv)==2
         got = capsys.readouterr()
@@ -142,7 +142,7 @@ def refused(capsys, monkeypatch):
 
 @pytest.mark.parametrize('argv,says', [
     ('syntetic', "did you mean 'synthetic'? Known: synthetic"), ('xyz', "study='xyz' is not known. Known: synthetic"), ('--scale smoke', 'which study? Known: synthetic'),
-    ('synthetic --seeds 0', '--seeds=0 should be a whole number >= 1'), ('synthetic --seeds -3', '--seeds=-3'), ('synthetic --seeds 2.5', "--seeds: invalid int value: '2.5'"),
+    ('synthetic --seeds 0', '--seeds=0 should be a whole number'), ('synthetic --seeds 99999999', '--seeds=99999999 should be a whole number'), ('synthetic --seeds -3', '--seeds=-3'), ('synthetic --seeds 2.5', "--seeds: invalid int value: '2.5'"),
     ('synthetic --seeds many', "--seeds: invalid int value: 'many'"), ('synthetic --seeds', '--seeds: expected one argument'),
     ('synthetic --scale labtop', "did you mean 'laptop'? Known: smoke, laptop, paper"), ('synthetic --sede 3', 'unrecognized arguments: --sede 3'),
     ('synthetic extra', 'unrecognized arguments: extra'), ('synthetic --out same --runs same', '--out and --runs are both same')])
@@ -282,6 +282,7 @@ class Evil:
     ('net.pth --arch resnet18', 'does not fit torchvision:resnet18: '), ('net.pth --arch resnet81', "did you mean 'resnet18'?"), ('net.pth --arch torch:x', "arch='torch' is not known"),
     ('net.pth --arch scnn --cutoff -1', '--cutoff=-1.0 should be a finite number > 0'), ('net.pth --arch scnn --cutoff nan', '--cutoff=nan'), ('net.pth --arch scnn --size 0', '--size=0'),
     ('net.pth --arch scnn --max-share 2', '--max-share=2.0'), ('net.pth --arch scnn --option width', "--option 'width' should be KEY=VALUE"), ('net.pth --arch scnn --option wdth=1', "did you mean 'width'?"),
+    ('net.pth --arch resnet18 --option num_classes=-1', 'resnet18 cannot be built with --option num_classes=-1: '),
     ('evil.pth --arch scnn', 'holds more than tensors, and is not opened'), ('list.pth --arch scnn', 'holds a list, and no state dict'), ('net.pth --speed', 'unrecognized arguments: --speed'),
     ('none.npz --arch resnet50_imagenet', "there is no file 'none.npz'")])
 def test_frozen_wrong_input(argv, says, capsys):
@@ -294,7 +295,8 @@ def test_frozen_wrong_input(argv, says, capsys):
 # ---------------------------------------------------------------- what all commands share
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = dict(reinit_repro=(reinit_repro,parser), reinit_frozen=(reinit_frozen,frozen_parser), reinit_claims=(reinit_claims,claims_parser), reinit_bench=(reinit_bench,bench_parser))
+COMMANDS = dict(reinit_repro=(reinit_repro,parser), reinit_frozen=(reinit_frozen,frozen_parser), reinit_claims=(reinit_claims,claims_parser), reinit_report=(reinit_report,report_parser),
+                reinit_bench=(reinit_bench,bench_parser))
 
 def call(name, *argv, **kw):
     "A command in a process of its own, as a user calls it"
@@ -315,8 +317,37 @@ def test_commands_are_alike(name, capsys):
 def test_every_command_is_installed():
     text = (ROOT/'settings.ini').read_text(encoding='utf-8')
     found = dict(re.findall(r'(reinit_\w+)=reinit_nb\.([\w.:]+)', text))
-    assert {k:found.get(k) for k in COMMANDS}=={k:f'cli:{k}' for k in COMMANDS}
+    assert found=={k:f'cli:{k}' for k in COMMANDS}
     for k,v in found.items(): assert hasattr(cli, v.split(':')[1]), f'{k} is not in cli'
+
+SCRIPTS = Path(sys.executable).parent
+
+def script(name, *argv, **kw):
+    "The command that pip has installed"
+    return subprocess.run([str(SCRIPTS/name), *argv], capture_output=True, encoding='utf-8', env=env | {k:v for k,v in os.environ.items() if k=='PYTHONPATH'}, timeout=300, **kw)
+
+@pytest.mark.skipif(not (SCRIPTS/'reinit_repro').exists(), reason='the package is not installed here, only on the path: there are no commands to call')
+@pytest.mark.parametrize('name', COMMANDS)
+def test_installed_commands(name):
+    "Help, version and wrong usage, without a word on the standard error that is not ours"
+    r = script(name, '--help')
+    assert (r.returncode, r.stderr)==(0, '') and r.stdout.startswith(f'usage: {name}')
+    r = script(name, '--version')
+    assert (r.returncode, r.stdout, r.stderr)==(0, f'reinit_nb {__version__}\n', '')
+    r = script(name, '--nonsense')
+    assert (r.returncode, r.stdout)==(2, '') and r.stderr.startswith(f'{name}: ') and r.stderr.count('\n')==1
+
+@pytest.mark.parametrize('name,argv', [('reinit_claims',['R4']), ('reinit_claims',['R99']), ('reinit_frozen',['none.pth','--arch','scnn']), ('reinit_repro',['syntetic']), ('reinit_report',['nowhere']), ('reinit_bench',['ensembel'])])
+def test_no_warnings_of_others(name, argv):
+    r = call(name, *argv)
+    assert r.returncode==(0 if argv==['R4'] else 2) and 'Warning' not in r.stderr and all(l.startswith((f'{name}: ','reading ')) for l in r.stderr.splitlines()), r.stderr
+
+def test_help_needs_no_torch():
+    "Nor does wrong usage, which is said at once"
+    code = 'import sys; from reinit_nb.cli import {0}; c = [{0}(o) for o in (["--help"],["--version"],["--nonsense"])]; print("loaded:", c, [o for o in ("torch","fastai","pandas","numpy","matplotlib") if o in sys.modules])'
+    for name in COMMANDS:
+        r = subprocess.run([sys.executable, '-c', code.format(name)], capture_output=True, encoding='utf-8', env=env)
+        assert r.stdout.splitlines()[-1]=='loaded: [0, 0, 2] []', r.stdout[-200:]+r.stderr
 
 @pytest.mark.parametrize('error,code,says', [
     (ReinitError('no\n  such thing'), 2, 'demo: no such thing\n'), (KeyboardInterrupt(), 130, 'Interrupted\n'), (KeyboardInterrupt('3 of 5'), 130, 'Interrupted: 3 of 5\n'),
@@ -354,15 +385,43 @@ def test_claims_as_a_user(tmp_path):
     assert [o['id'] for o in js['claims']]==['R4','F4'] and sum(js['counts'].values())==2 and js['reinit_nb']==__version__
     for o in js['claims']: assert o['verdict'] in ('✅','❌','➖') and o['lo']<=o['value']<=o['hi'] and o['notebook'].startswith('experiments/')
 
-def test_claims_in_100_columns(asked):
+def test_claims_in_120_columns(asked):
     got = asked('--paper', 'fourier')
     lines = got.out.splitlines()
-    assert [w.split()[1] for w in lines if re.match(r'  [✅❌➖]', w)]==[f'F{i}' for i in range(1, 8)]
-    assert all(len(l)+len(re.findall('[✅❌➖]', l))<=100 for l in lines if not l.startswith('7 claims')) and '7 claims: ' in lines[-1] and 'judging' in got.err
+    at = [i for i,w in enumerate(lines) if re.match(r'  [✅❌➖]', w)]
+    assert [re.match(r'  [✅❌➖] (?:holds|does not hold|undecided) +(F\d)', lines[i])[1] for i in at]==[f'F{i}' for i in range(1, 8)]
+    df = scorecard.table(ROOT/'results', [f'F{i}' for i in range(1, 8)])
+    for i,(_,r) in zip(at, df.iterrows()):
+        assert scorecard.amount(r) in lines[i] and scorecard.WORDS[r.verdict] in lines[i]
+        assert lines[i+1].split('; ')==[r.measure, scorecard.counted(r), f'{r["scale"]} scale'] or r.measure in lines[i+1] and scorecard.counted(r) in lines[i+1] and lines[i+1].endswith(f'{r["scale"]} scale')
+    assert '7 claims: ' in lines[-1] and 'judging' in got.err
     text = asked('F7').out
-    assert max(map(len, text.splitlines()))<=100 and 'nbs/experiments/spectra.ipynb' in text and 'Experiment 5' in text and 'spectral norm' in text
-    wide = pd.DataFrame([dict(id=f'C{i}', paper='freezing', short='x'*44, verdict='✅', value=-218.4, lo=-1e3, hi=1e3, unit='powers of 10', null=0., theirs_value=-100.) for i in (1,11)])
-    assert max(len(l)+l.count('✅') for l in claim_lines(wide).splitlines())<=110
+    assert max(map(len, text.splitlines()))<=100 and 'nbs/experiments/spectra.ipynb' in text and 'Experiment 5' in text and 'spectral norm' in text and ' seeds; laptop scale' in ' '.join(text.split())
+
+def test_all_lines_fit():
+    lines = claim_lines(scorecard.kept()).splitlines()
+    assert max(len(l)+len(re.findall('[✅❌➖]', l)) for l in lines)<=120 and sum(bool(re.match('  [✅❌➖]', l)) for l in lines)==42 and ' '.join(' '.join(lines).split()).count(' scale')>=42
+    wide = pd.DataFrame([dict(id=f'C{i}', paper='freezing', short='x'*44, verdict='❌', value=-218.4, lo=-1e3, hi=1e3, unit='powers of 10', null=0., theirs_value=-100., measure='y'*50, n=3, counts='seeds', over='settings', scale='laptop') for i in (1,11)])
+    assert max(len(l)+l.count('❌') for l in claim_lines(wide).splitlines())<=120
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+    "The package without the repository around it, as pip installs it"
+    d = tmp_path_factory.mktemp('site')
+    shutil.copytree(ROOT/'reinit_nb', d/'reinit_nb', ignore=shutil.ignore_patterns('__pycache__'))
+    return dict(PYTHONPATH=str(d))
+
+def test_claims_without_results(installed, tmp_path):
+    r = call('reinit_claims', '--json', env=installed, cwd=tmp_path)
+    js,k = json.loads(r.stdout),scorecard.kept()
+    assert r.returncode==0 and [(o['id'],o['verdict'],o['n']) for o in js['claims']]==list(zip(k.id, k.verdict, k.n)) and js['date']==k.date[0]
+    assert 'there is no folder results/' in r.stderr and k.date[0] in r.stderr and r.stderr.count('\n')==1
+    r = call('reinit_claims', 'R4', '--results', '.', env=installed, cwd=tmp_path)
+    assert r.returncode==2 and 'there are no results in .' in r.stderr                    # asked for by name: nothing else will do
+
+def test_report_without_results(installed, tmp_path):
+    r = call('reinit_report', env=installed, cwd=tmp_path)
+    assert r.returncode==2 and r.stdout=='' and all(o in r.stderr for o in ('give a folder','checkout','reinit_repro','reinit_claims')) and os.listdir(tmp_path)==[]
 
 def test_claims_filtered(asked):
     every = {o['id']:o['verdict'] for o in json.loads(asked('--paper', 'fourier', '--json').out)['claims']}
@@ -384,7 +443,7 @@ def test_claims_wrong_input(argv, says, asked):
 
 def test_signs_become_words_where_they_cannot_be_written():
     r = call('reinit_claims', 'R4', env=dict(PYTHONIOENCODING='ascii'))
-    assert r.returncode==0 and re.match(r'(holds|fails|open ) R4', r.stdout) and 'Traceback' not in r.stderr
+    assert r.returncode==0 and re.match(r'(holds|does not hold|undecided)\s+R4', r.stdout) and 'Traceback' not in r.stderr
 
 @pytest.mark.skipif(os.name!='posix', reason='pipes as on posix')
 def test_closed_pipe():
@@ -403,7 +462,8 @@ def test_bench(capsys):
     assert set(js['ways'])=={'loop','vmap','bmm','ensemble'} and js['seeds']==2 and js['repeats']==1 and js['torch'] and 'timing' in got.err
     assert reinit_bench(['--seeds','2','--steps','1','--repeats','1'])==0 and 'ensemble' in capsys.readouterr().out
 
-@pytest.mark.parametrize('argv,says', [('--seeds 0', '--seeds=0 should be'), ('callbacks --repeats 0', '--repeats=0 should be'), ('ensembel', "did you mean 'ensemble'"), ('--steps x', 'invalid int value')])
+@pytest.mark.parametrize('argv,says', [('--seeds 0', '--seeds=0 should be'), ('callbacks --repeats 0', '--repeats=0 should be'), ('ensembel', "did you mean 'ensemble'"), ('callbacks --seeds 3', '--seeds is not for callbacks, which takes --batches, --repeats'),
+    ('ensemble --batches 3', '--batches is not for ensemble'), ('--seeds 99999999', '--seeds=99999999 should be'), ('--steps x', 'invalid int value')])
 def test_bench_wrong_input(argv, says, capsys):
     assert reinit_bench(argv.split())==2
     got = capsys.readouterr()

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import browser, needs_browser
-from reinit_nb import study
-from reinit_nb.cli import reinit_report
+from reinit_nb import cnn, digest as pages, reservoir, scorecard, study
+from reinit_nb.cli import reinit_report, reinit_repro
 from reinit_nb.core import ReinitError, Store
 from reinit_nb import transfer
 from reinit_nb.scorecard import each, left_out
@@ -69,6 +69,19 @@ def test_damaged_file_is_named(tmp_path):
     out = tmp_path/'out.html'
     with pytest.raises(ReinitError, match='synthetic_laptop.csv is cut short'): write_digest(tmp_path, out)
     assert not out.exists()
+
+def test_only_our_own_errors_are_told_on_the_page(tmp_path, monkeypatch):
+    "A fault in a block or a judge is a fault, and no missing result"
+    shutil.copy(RESULTS/'waves_laws_laptop.csv', tmp_path)
+    res = pages.Source(tmp_path)
+    def broken(res): raise KeyError('x')
+    monkeypatch.setitem(pages.BLOCKS, 'tables', [('Broken', broken)])
+    with pytest.raises(KeyError): pages.blocks('tables', res)
+    monkeypatch.setitem(scorecard.CLAIMS, 'F4', broken)
+    with pytest.raises(KeyError): pages.judge(res)
+    def missing(res): raise ReinitError('not here')
+    monkeypatch.setitem(pages.BLOCKS, 'tables', [('Missing', missing)]); monkeypatch.setitem(scorecard.CLAIMS, 'F4', missing)
+    assert 'Not shown: not here' in pages.blocks('tables', res)[0][1] and pages.judge(res).set_index('id').measured['F4']=='not judged: not here'
 
 def test_part_of_the_results(tmp_path):
     "What is missing is said, not guessed; other scales are left alone"
@@ -145,6 +158,9 @@ def test_command(tmp_path, store, capsys, monkeypatch):
     assert out.splitlines()==[f'The page: {Path("new/mine.html")}'] and 'reading runs' in err
     assert reinit_report([str(store.root), '--out', 'new/mine.html', '--json'])==0                   # ours: may be replaced
     d = json.loads(capsys.readouterr().out)
+    assert (d['kind'], d['source'], d['scale'])==('runs', str(store.root), None)                      # nothing was judged, at no scale
+    assert reinit_report([str(store.root), '--out', 'new/mine.html', '--scale', 'paper'])==2
+    assert 'no list of recipes of a study is complete at paper scale' in capsys.readouterr().err
     assert d['page']==str(Path('new/mine.html')) and d['bytes']==Path('new/mine.html').stat().st_size>5000
     assert [o.name for o in Path('new').iterdir()]==['mine.html']                                    # nothing is left behind
 
@@ -161,6 +177,30 @@ def test_command_names_a_damaged_file(tmp_path, capsys):
     (tmp_path/'waves_laws_laptop.csv').write_text((RESULTS/'waves_laws_laptop.csv').read_text()[:-40])
     assert reinit_report([str(tmp_path), '--out', str(tmp_path/'x.html')])==2
     assert 'waves_laws_laptop.csv is cut short or damaged' in capsys.readouterr().err and not (tmp_path/'x.html').exists()
+
+def test_command_says_what_was_used(tmp_path, capsys):
+    shutil.copy(RESULTS/'waves_laws_laptop.csv', tmp_path)
+    for more in ([], ['--scale','laptop']):
+        assert reinit_report([str(tmp_path), '--out', str(tmp_path/'x.html'), '--json', *more])==0
+        d = json.loads(capsys.readouterr().out)
+        assert (d['kind'], d['source'], d['scale'])==('results', str(tmp_path), 'laptop')
+    assert reinit_report([str(tmp_path), '--out', str(tmp_path/'x.html'), '--scale', 'paper'])==2
+
+def test_folder_of_repro(tmp_path, capsys, monkeypatch, store):
+    "What one command has written the other takes; a folder that is not complete says so"
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(store.root, 'runs')
+    assert reinit_repro(['synthetic','--scale','smoke','--out','o','--runs','runs'])==0
+    capsys.readouterr()
+    assert reinit_report(['o','--out','o.html','--json'])==0
+    d = json.loads(capsys.readouterr().out)
+    h = Path('o.html').read_text(encoding='utf-8')
+    assert (d['source'], d['scale'])==('o','smoke') and STUDIES['synthetic'].title in unescape(h) and 'smoke runs' in h
+    t = dict(re.findall(r'<tr id="(\w+)">.*?<span class="v \w+">([^<]*)</span>', h))
+    assert all(t[o]!='not judged' for o in ('R1','R2','R3')) and t['R6']=='not judged'
+    assert reinit_report(['o','--out','o.html','--scale','laptop'])==2 and 'o was written at smoke scale' in capsys.readouterr().err
+    Path('o/runs.csv').unlink()
+    assert reinit_report(['o','--out','o.html'])==2 and 'o has no runs.csv' in capsys.readouterr().err
 
 def test_command_help(capsys):
     assert reinit_report(['--help'])==0
@@ -208,6 +248,56 @@ def test_numbers_are_those_of_the_files(browser, file):
         assert float(shown.loc['vgg11','paper: none'])==84.33
 
 @needs_browser
+def test_claims_are_those_of_the_scorecard(browser, file):
+    "Every row: verdict, value with interval, what was measured, the paper's number, n and scale"
+    df = scorecard.table(RESULTS)
+    with browser.open(file) as p: t = cells(p, 'All claims').set_index('claim')
+    words = {'✅':'holds', '❌':'fails', '➖':'open'}
+    assert list(t.index)==list(df.id)
+    for _,r in df.iterrows():
+        o = t.loc[r.id]
+        if not r.n: assert (o.verdict, o['ours [95%]'], o.n)==('not judged','–','–'), r.id; continue
+        assert o.verdict==words[r.verdict] and o['ours [95%]']==f'{scorecard.amount(r)} {r.measure}'.strip() and o.n==scorecard.counted(r).replace(', ', ' '), r.id
+        assert (o['what it says'], o["paper's"], o['scale'])==(r.claim, scorecard.theirs(r) or '–', r['scale']), r.id
+
+def lead(text): return float(text.split()[0].replace('−', '-'))
+
+@needs_browser
+def test_more_numbers_are_those_of_the_files(browser, file):
+    "Table 5, CNNs, freezing and transfer: means by plain pandas"
+    with browser.open(file) as p:
+        df = pd.read_csv(RESULTS/'synthetic_laptop.csv', low_memory=False)
+        d = df[df.table=='table5']
+        d = d[d['round']==d.groupby('recipe')['round'].transform('max')]
+        name = np.where(d.method=='BL', 'Baseline', np.where(d.redraw.astype(str)=='True', 'LW', 'Rescaling'))
+        ours = d.groupby([(d.l2/10).round(6), name]).test_acc.mean()
+        theirs = pd.read_csv(RESULTS.parent/'reinit_nb/data/reinit_table5.csv').set_index(['l2_penalty','method']).accuracy
+        shown = cells(p, 'Table 5, ours')
+        shown = shown.set_index(shown.columns[0])
+        assert shown.shape==(6,3)
+        for l,row in shown.iterrows():
+            for m,text in row.items():
+                assert abs(lead(text)-ours[float(l),m])<=.00501 and float(re.search(r'\(([\d.]+)\)', text)[1])==theirs[float(l),m], (l, m, text)
+        d = cnn.label(pd.read_csv(RESULTS/'reinit_cnn_laptop.csv', low_memory=False), cnn.grid('laptop'))
+        mean = 100*d.groupby([np.where(d.augment, 'augmented', 'plain'),'dataset','model','method']).test_acc.mean()
+        shown = cells(p, 'Test accuracy in percent, means over seeds').set_index(['augment','dataset','model'])
+        assert len(shown)*len(shown.columns)==len(mean)
+        for k,v in mean.items(): assert float(shown.loc[k[:3], k[3]])==pytest.approx(v, abs=.051), k
+        f = pd.read_csv(RESULTS/'freezing_laptop.csv', low_memory=False)
+        f = f[(f.epoch==f.epochs) & (f.repeats==2) & (f['scale']==2) & (f.position=='alternating') & ~f.skip.astype(bool) & (f.regularizer=='none')]
+        f = f[f.base==f['task.dataset'].map({o:reservoir.default(o, 'laptop').base for o in reservoir.DATASETS})]
+        shown = cells(p, 'Test accuracy in percent ± 1.96').set_index('dataset')
+        assert set(shown.index)==set(reservoir.DATASETS)
+        for (o,z),v in f.groupby(['task.dataset','frozen']).test_acc.mean().items():
+            if z in (0,1): assert lead(shown.loc[o, 'frozen' if z else 'trained'])==pytest.approx(100*v, abs=.051), (o, z)
+        t = pd.read_csv(RESULTS/'transfer_laptop.csv', low_memory=False)
+        last = t[t.stage==t.groupby('recipe').stage.transform('max')].set_index('recipe').test_acc
+        shown = cells(p, 'Means over seeds; a warm start').set_index(['learning rate','start'])
+        lists = transfer.warm('laptop')
+        assert len(shown)==len(lists)
+        for (start,rate),runs in lists.items(): assert float(shown.test_acc[rate,start])==pytest.approx(last[[r.hash for r in runs]].mean(), abs=.00051), (start, rate)
+
+@needs_browser
 def test_headline_counts_the_rows(browser, file):
     with browser.open(file) as p:
         t = cells(p, 'All claims')
@@ -217,7 +307,10 @@ def test_headline_counts_the_rows(browser, file):
         for k,s in (('hold','holds'), ('fail','fails'), ('stay open','open')): assert tiles[k]==signs.get(s, 0)
         by = cells(p, 'By paper')
         assert by.claims.astype(int).sum()==42 and by['holds'].astype(int).sum()==signs['holds']
-        assert f'{signs["holds"]} hold' in p.texts('header p')[0]
+        said = p.texts('header p')[0]
+        assert f'{signs["holds"]} hold' in said
+        other = t[t['scale']!='laptop']                                          # not all of them are at laptop scale
+        assert set(other.claim)=={'R4','R5','Z10'} and all(o in said for o in other.claim) and f'{len(t)-len(other)-(t.verdict=="not judged").sum()} are measured at laptop scale' in said
 
 @needs_browser
 def test_scorecard_sorts_and_filters(browser, file):
@@ -231,10 +324,11 @@ def test_scorecard_sorts_and_filters(browser, file):
         signs = col('verdict')
         assert signs==sorted(signs, key=['holds','open','fails'].index) and state('verdict')=='ascending'
         p.focus('#scorecard th button', head.index('n')).press('Enter')
-        n = list(map(float, col('n')))
+        def n_of(): return [float(o.split()[0].replace(',', '')) for o in col('n') if o!='–']
+        n = n_of()
         assert n==sorted(n) and state('n')=='ascending' and state('verdict') is None
         p.press('Space')
-        assert list(map(float, col('n')))==sorted(n, reverse=True) and state('n')=='descending'
+        assert n_of()==sorted(n, reverse=True) and state('n')=='descending'
         p.click('#scorecard th button', head.index('claim'))
         assert col('claim')[:3]==['C1','C2','C3'] and col('claim')[9]=='C10'
         p.focus('input[type=search]').type('LW margin')
@@ -260,6 +354,7 @@ def test_fits_the_screen(browser, file, width):
         p.js("document.querySelectorAll('details').forEach(o => o.open = true)")
         assert p.settle().overflow()<=0 and p.js('innerWidth')==width
         assert p.js("[...document.querySelectorAll('table')].every(t => t.closest('.scroll').clientWidth <= innerWidth)")
+        if width in (390,1400): assert p.js("(() => { const s = document.querySelector('#scorecard .scroll'); return s.scrollWidth - s.clientWidth; })()")<=0      # nothing of the claims is cut off
 
 @needs_browser
 def test_store_page(browser, store, tmp_path):

@@ -242,6 +242,20 @@ def test_outputs_are_committed(name):
     shown = [c for c in cells if not directives(c) & {'hide', 'default_exp', 'export', 'exports', 'exporti'}]
     assert not shown or any(c['outputs'] for c in shown), f'nbs/{name} shows no output: run it from top to bottom and save it'
 
+def has_figure(nb):
+    "Is there a picture among the outputs?"
+    data = [o.get('data', {}) for c in code_cells(nb) for o in c['outputs']]
+    return any(k.startswith('image/') for d in data for k in d) or any(re.search(r'<(img|svg)\b', text(d.get('text/html', ''))) for d in data)
+
+@each_notebook
+def test_exporting_notebooks_show_something(name):
+    nb = read(name)
+    assert not exported(nb) or has_figure(nb), f'nbs/{name} exports and has no figure: show one that a reader wants to see'
+
+def test_has_figure_checker():
+    def nb(**data): return dict(cells=[dict(cell_type='code', source=['x'], outputs=[dict(output_type='display_data', data=data)])])
+    assert has_figure(nb(**{'image/png': 'aGk='})) and has_figure(nb(**{'text/html': ['<figure><img alt="a">']})) and not has_figure(nb(**{'text/html': 'images', 'text/plain': 'img'}))
+
 # Written in parts, so that this file passes its own test
 HOSTS = ['.'.join(o) for o in (('pypi', 'org'), ('pythonhosted', 'org'), ('anaconda', 'org'), ('npmjs', 'com'))]
 

@@ -6,11 +6,12 @@ import pandas as pd
 import pytest
 from reinit_nb import claims, scorecard
 from reinit_nb.claims import VERDICTS
-from reinit_nb.core import ReinitError, load_results, save_results
-from reinit_nb.scorecard import CLAIMS, LISTS, LOOKS, PAPERS, Results, all_claims, amount, counts, differ, each, find_results, headline, look, markdown, on_pages, plot_claims, stale, support, table, theirs_for, verdict
+from reinit_nb.core import ReinitError, load_results, paper_table, save_results
+from reinit_nb.scorecard import (CLAIMS, COLUMNS, LISTS, LOOKS, PAPERS, WORDS, Results, all_claims, amount, counted, counts, differ, each, find_results, headline, kept, look, markdown, on_pages,
+                                 plot_claims, stale, support, table, theirs_for, verdict)
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS,PAGES = ROOT/'results',ROOT/'nbs/experiments'
+RESULTS,PAGES = ROOT/'results',ROOT/'nbs'
 IDS = [f'{k}{i}' for k,n in (('R',13),('Z',11),('C',11),('F',7)) for i in range(1, n+1)]
 
 @pytest.fixture(scope='module')
@@ -32,14 +33,24 @@ def outputs(f):
     cells = json.loads(Path(f).read_text(encoding='utf-8'))['cells']
     return '\n'.join(''.join(o['data'].get('text/markdown', '')) for c in cells for o in c.get('outputs', []) if 'data' in o)
 
-def test_other_pages_say_the_same(df):
+def test_the_scorecard_page_shows_the_scorecard(df):
+    "Its outputs are committed: a sign, a number or the headline that was changed by hand, or is old, is found"
+    said = outputs(ROOT/'nbs/62_scorecard.ipynb')
+    assert markdown(df) in said, 'run nbs/62_scorecard.ipynb again'
+    assert headline(df) in said, 'run nbs/62_scorecard.ipynb again'
+    for old in re.findall(r'\d+ claims: [^*\n]*', said): assert old==headline(df), f'the page also says {old!r}'
+
+def test_the_scorecard_page_begins_with_the_outcome():
+    cells = json.loads((ROOT/'nbs/62_scorecard.ipynb').read_text(encoding='utf-8'))['cells']
+    src = [''.join(c['source']) for c in cells]
+    first = {k:next(i for i,s in enumerate(src) if k in s) for k in ('card.headline(','card.plot_claims(','card.markdown(','## How it is computed','def ')}
+    assert list(first)==sorted(first, key=first.get)                                # and only then the first function
+    for k in ('card.headline(','card.plot_claims(','card.markdown('): assert src[first[k]].startswith('#| echo: false')
+
+def test_other_pages_say_the_same(df, pages):
     "Explanations and the landing page are computed, too, and go stale"
-    known,seen = df.set_index('id').verdict,[]
-    for f in sorted((ROOT/'nbs/explanations').glob('*.ipynb')):
-        for i,v in re.findall(r'^\| \[([RZCF]\d+)\]\([^)]*\) \|.*?\| (✅|❌|➖) \|', outputs(f), re.M):
-            assert v==known[i], f'{f.name} says {v} of {i}: run it again'
-            seen.append(i)
-    assert len(set(seen))>=30
+    told = pages[pages.notebook.str.startswith('explanations/')]
+    assert set(told.id)==set(IDS) and (told.shown!='').all()                         # all claims, with their numbers
     want = {scorecard.TITLES[k]:tuple(int(o[v]) for v in VERDICTS) for k,o in counts(df).iterrows()}
     for text in (outputs(ROOT/'nbs/index.ipynb'), (ROOT/'README.md').read_text(encoding='utf-8')):
         said = {k:tuple(map(int, n)) for k,*n in re.findall(r'^\| \[([^]]+)\]\([^)]*\) \| (\d+) \| (\d+) \| (\d+) \|$', text, re.M)}
@@ -61,6 +72,65 @@ def test_the_papers_numbers_are_numbers():
         if c.marks: assert c.theirs, c.id
     assert theirs_for('', 'anything')!=theirs_for('', 'anything') and theirs_for('a: 1; ab: 2; x: 3', 'ab')==2
 
+def theirs_again():
+    "The papers' numbers of claims that rest on a table of theirs, from that table: id → numbers as in `marks`"
+    t1 = paper_table('reinit_table1').pivot(index='alpha', columns='method', values='accuracy')
+    best = paper_table('reinit_table5').groupby('method').accuracy.max()*100
+    t2 = paper_table('reinit_table2')
+    t2 = t2[~t2.setting.str.contains('dropout')].pivot(index=['setting','dataset','arch'], columns='method', values='accuracy')
+    f = paper_table('freezing_table').assign(gap=lambda o: o.frozen-o.unfrozen)
+    gap = f[f.measure=='test accuracy'].set_index(['sweep','value','dataset']).gap
+    sep = {(k,v):f[(f.measure==f'{k} separability') & (f.value==v)].sort_values('layer').iloc[[0,-1]] for k in ('train','test') for v in ('epoch 0','epoch 100') if ((f.measure==f'{k} separability') & (f.value==v)).any()}
+    acc,hess = paper_table('fourier_accuracy'),paper_table('fourier_hessian').query("data=='1-D signals' and network=='Gaussian'").set_index('bandwidth')
+    cifar = ('cifar100','cifar10')
+    rivals = {a:(r.drop('LW').idxmax(), r.LW-r.drop('LW').max()) for a,r in t1.iterrows()}
+    return dict(R1={m:t1[m][1]-t1.BL[1] for m in ('WELSR','WELS','FC','LW')}, R2={f'{m} at α={a:g}':v for a,(m,v) in rivals.items()},
+                R3={m:best[m]-best.Baseline for m in ('Rescaling','LW')}, R6={'LW − BL':(t2.LW-t2.BL).mean()},
+                C1={**{d:gap['default','default',d] for d in cifar}, 'mnist':-gap['default','default','mnist']},
+                C3={'cifar10':sep['test','epoch 0'].frozen.diff().iloc[-1]}, C4={'training images':-sep['train','epoch 100'].gap.iloc[-1], 'test images':sep['test','epoch 100'].gap.iloc[-1]},
+                C5={f'{d} R={k}':gap['depth',k,d] for d in cifar for k in ('5','8')}, C6={'gap':gap['depth','8','cifar10']-gap['depth, skips','8','cifar10']},
+                C7={d:(gap['width','1024',d]-gap['width','32',d])/5 for d in cifar}, C8={d:gap['position','front',d] for d in (*cifar,'mnist')},
+                C9={k:gap['default','default','cifar10']-gap['regularizer',k,'cifar10'] for k in ('BatchNorm','dropout .1')},
+                F5={'none − random':acc[acc.dataset=='CIFAR-10'].eval('random_start-high_bandwidth').mean()},
+                F7={k:np.log10(hess[c]['low']/hess[c]['high']) for k,c in (('trace','trace'),('largest eigenvalue','spectral_norm'))})
+
+def test_the_papers_numbers_are_those_of_its_tables():
+    listed = {c.id:{k:float(v) for k,v in (o.rsplit(': ', 1) for o in c.marks.split('; '))} for c in all_claims().itertuples() if c.marks}
+    again = theirs_again()
+    assert set(again)==set(listed)-{'R9'}                                            # R9 is read off a figure
+    for i,marks in again.items():
+        assert set(marks)==set(listed[i]), i
+        for k,v in marks.items(): assert round(abs(v-listed[i][k]), 6)<=(.0051 if i=='F7' else .051), (i, k, v, listed[i][k])
+
+def test_the_papers_words_have_the_same_numbers():
+    "`theirs` is for people, `marks` for axes: each mark stands in the words, but for those that are computed from them"
+    for c in all_claims().itertuples():
+        if c.id in ('R3','C7','F7','R9') or not c.marks: continue
+        words = {abs(float(o.replace('−', '-'))) for o in re.findall(r'[−-]?\d+(?:\.\d+)?', c.theirs)}
+        marks = {abs(float(o.rsplit(': ', 1)[1])) for o in c.marks.split('; ')}
+        assert marks<=words or c.id=='C5' and {8.3,12.6}<=words & marks, c.id
+
+def test_what_n_counts(df):
+    t = all_claims()
+    assert set(t.counts)=={'seeds','experiments','draws','simulated problems','networks','dichotomies'}
+    for _,r in df.iterrows(): assert r.n==0 or re.fullmatch(r'[\d,]+ [a-z ]+(, interval over .+)?', counted(r)), counted(r)
+    said = df.set_index('id').apply(counted, axis=1)
+    assert said['R1']==f'{df.n[0]} seeds' and said['R6'].endswith('seeds, interval over settings') and said['Z10']=='1 network'
+
+def test_one_sentence_for_each_claim(df):
+    "Functions have a wording of their own; what the scorecard gives has that of the list"
+    res = Results(RESULTS)
+    for i in ('R4','F4'): assert verdict(i, res).claim==all_claims().set_index('id').claim[i]==df.set_index('id').claim[i]
+
+def test_the_table_in_the_package_is_the_table(df):
+    k = kept()
+    assert list(k.columns)==[*COLUMNS,'date'] and k.date.nunique()==1
+    newest = max(str(load_results(f)['date'].max())[:10] for f in RESULTS.glob('*_laptop.csv'))
+    assert k.date[0]==newest, 'python -c "from reinit_nb.scorecard import keep; keep()"'
+    for c in COLUMNS:
+        if pd.api.types.is_numeric_dtype(df[c]): np.testing.assert_allclose(k[c].astype(float), df[c].astype(float), rtol=1e-5, err_msg=f'{c}: call scorecard.keep()')
+        else: assert k[c].tolist()==df[c].fillna('').tolist(), f'{c}: python -c "from reinit_nb.scorecard import keep; keep()"'
+
 # ---------------------------------------------------------------- in step
 
 def test_pages_say_what_the_results_say(df, pages):
@@ -72,6 +142,9 @@ def test_results_are_not_older_than_their_recipes():
     assert not t.stale.any(), f'recipes have changed since these were recorded:\n{t[t.stale].to_string()}'
     assert list(t.file)==list(LISTS)
 
+def test_every_file_of_results_has_its_lists():
+    assert {f.name for f in RESULTS.glob('*.csv')}=={f'{k}_laptop.csv' for k in LISTS}, 'name the recipes of a new file in scorecard.LISTS'
+
 def test_claims_of_today_are_judged_at_laptop_scale(df):
     assert (df.n>0).all(), f'not judged: {", ".join(df.id[df.n==0])}; run their experiments again'
     assert set(df.scale)=={'laptop','paper'} and set(df.id[df.scale=='paper'])=={'R4','R5','Z10'}
@@ -81,17 +154,22 @@ def copied(tmp_path, *names):
     return tmp_path
 
 def test_a_page_that_says_something_else_is_found(df, tmp_path):
-    for f in PAGES.glob('*.ipynb'): shutil.copy(f, tmp_path)
+    shutil.copytree(PAGES, tmp_path/'nbs', ignore=shutil.ignore_patterns('.*', '_*', 'images'))
+    before = {(o.id,o.notebook) for o in differ(df, on_pages(PAGES)).itertuples()}
     def change(name, f):
-        text = (tmp_path/name).read_text(encoding='utf-8'); new = f(text)
-        assert new!=text
-        (tmp_path/name).write_text(new, encoding='utf-8')
-    r1,c2 = df.set_index('id').verdict[['R1','C2']]
-    change('synthetic.ipynb', lambda s: s.replace(f'{r1} R1 ', f'{"❌" if r1!="❌" else "✅"} R1 ', 1))
-    change('freezing.ipynb', lambda s: re.sub(r'C2\b', 'C99', s))
-    got = on_pages(tmp_path).assign(notebook=lambda o: 'experiments/'+o.notebook.str.split('/').str[-1])
-    bad = differ(df, got).set_index('id').page
-    assert set(bad.index)=={'R1','C2'} and bad['C2']=='nothing' and r1 in bad['R1'] and '❌' in bad['R1']
+        text = (tmp_path/'nbs'/name).read_text(encoding='utf-8'); new = f(text)
+        assert new!=text, name
+        (tmp_path/'nbs'/name).write_text(new, encoding='utf-8')
+    def other(v): return '❌' if v!='❌' else '✅'
+    d = df.set_index('id')
+    change('experiments/synthetic.ipynb', lambda s: s.replace(f'{d.verdict["R1"]} R1 ', f'{other(d.verdict["R1"])} R1 ', 1))
+    change('experiments/freezing.ipynb', lambda s: re.sub(r'C2\b', 'C99', s))
+    change('62_scorecard.ipynb', lambda s: re.sub(rf'(\| \[F4\][^\n]*\| ){d.verdict["F4"]}', rf'\g<1>{other(d.verdict["F4"])}', s, count=1))
+    change('explanations/reinit.ipynb', lambda s: re.sub(r'(\| \[R3\][^\n]*: )\+\d+\.\d', r'\g<1>+99.9', s, count=1))     # the sign is right, the number is not
+    got = differ(df, on_pages(tmp_path/'nbs'))
+    new = {(o.id,o.notebook) for o in got.itertuples()}-before
+    assert new=={('R1','experiments/synthetic.ipynb'), ('C2','experiments/freezing.ipynb'), ('F4','62_scorecard.ipynb'), ('R3','explanations/reinit.ipynb')}
+    assert got[got.id=='C2'].page.tolist()[:1]==['nothing'] and got[(got.id=='R3') & (got.notebook=='explanations/reinit.ipynb')].page.item()==f'not {amount(d.loc["R3"])}'
 
 def test_old_results_are_found(tmp_path):
     for n in LISTS: copied(tmp_path, n)
@@ -149,8 +227,8 @@ def test_headline_counts(df):
 
 def test_markdown_names_every_claim(df):
     text = markdown(df, '../')
-    for r in df.itertuples(): assert f'[{r.id}](../{r.notebook}) | ' + r.claim.replace('|', r'\|') + f' | {r.verdict} |' in text
-    assert 'nan' not in text
+    for r in df.itertuples(): assert f'[{r.id}](../{r.notebook}) | ' + r.claim.replace('|', r'\|') + f' | {r.verdict} {WORDS[r.verdict]} |' in text
+    assert 'nan' not in text and len(re.findall(r'\| (?:laptop|paper) \|$', text, re.M))==42
 
 def test_amounts():
     row = lambda **kw: pd.Series(dict(value=1.234, lo=-.5, hi=3., unit='points', null=0., n=3) | kw)
