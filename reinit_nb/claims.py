@@ -742,9 +742,10 @@ def f1(df:pd.DataFrame, # From `waves.label` of runs of `waves.depths`
     "With depth, do Gaussian and sine networks start with higher frequencies and interpolate worse, and ReLU not?"
     d,ok,said,effects = _learned(df, most),[],[],[]
     for k,(value,name,factor) in product(('gaussian','sine'), (('centroid0','centroid before training',1.),('error','error',100.))):
-        up,relu = _over(factor*_grows(d, k, value)),_over(factor*(_grows(d, k, value)-_grows(d, 'relu', value)).dropna())
+        g,digits = (d,1) if value=='error' else (df,2)      # what is there before training need not be learned
+        up,relu = _over(factor*_grows(g, k, value)),_over(factor*(_grows(g, k, value)-_grows(g, 'relu', value)).dropna())
         ok += [_sure(up), _sure(relu)]
-        said.append(f'{k} {name} {_told(up)}' + (f', more than ReLU by {_told(relu)}' if up else ''))
+        said.append(f'{k} {name} {_told(up, digits)}' + (f', more than ReLU by {_told(relu, digits)}' if up else ''))
         effects += [_effect(f'{k}, deep − shallow, {name}', up, u := '%' if value=='error' else 'cycles'), _effect(f'{k} − ReLU, deep − shallow, {name}', relu, u)]
     own = _over(100*_grows(d, 'relu', 'error'))
     flat = '➖' if own is None else '❌' if own['lo']>0 else '✅'
@@ -752,7 +753,7 @@ def f1(df:pd.DataFrame, # From `waves.label` of runs of `waves.depths`
     wide = ' of widths ' + ' and '.join(f'{df[df.kind==k].a.iloc[0]:g}' for k in ('gaussian','sine')) if 'a' in df else ''
     return Verdict('F1', f'With depth, Gaussian and sine networks{wide} start with higher frequencies and interpolate worse; ReLU networks do not', worst([*ok, flat]),
                    f'deepest minus shallowest (depth {df.depth.max()} and {df.depth.min()}; centroids in cycles per unit, errors in % of the signal): ' + '; '.join(said) + f'; ReLU error {_told(own)}'
-                   + (f'; {len(df)-len(d)} of {len(df)} runs left more than {100*most:g}% of the signal unlearned and do not count' if len(d)<len(df) else ''), df.seed.nunique(), get_scale(scale), **_weakest(effects))
+                   + (f'; {len(df)-len(d)} of {len(df)} runs left more than {100*most:g}% of the signal unlearned, and their errors do not count' if len(d)<len(df) else ''), df.seed.nunique(), get_scale(scale), **_weakest(effects))
 
 # %% ../nbs/60_claims.ipynb #7c25bcc7
 def f2(t:pd.DataFrame, # From `waves.order` of `waves.step_table`
