@@ -166,7 +166,7 @@ def plot_against(t:pd.DataFrame # From `against`
             g = t[(t.measure==k) & (t.model==m)].set_index('how').reindex(hows)
             ax.errorbar(g.ratio, np.arange(len(hows))+.15*i, xerr=np.abs(np.array([g.ratio-g.lo, g.hi-g.ratio])), fmt='o', ms=4, lw=1, label=m, c=f'C{i}')
             open_ = (g.train<1).to_numpy()
-            ax.plot(g.ratio[open_], np.flatnonzero(open_)+.15*i, 'o', ms=4, c=f'C{i}', mfc='white')
+            ax.plot(g.ratio[open_], np.flatnonzero(open_)+.15*i, 'o', ms=6, c=f'C{i}', mfc='white', zorder=4)
         ax.axvline(1, c='k', lw=.7, ls=':'); ax.set(title=k, xscale='log', xlabel='ratio', yticks=range(len(hows)), yticklabels=hows); plain_log(ax)
     axs[0].invert_yaxis(); axs[-1].legend(frameon=False, fontsize='small')
     return axs
