@@ -727,7 +727,7 @@ def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
 def _learned(df, most): # Labelled runs of `waves` → those that leave no more than this share of the signal's power at their points
     return df[~(df.left>most)] if 'left' in df else df
 
-def _over(v): return interval(v) if len(v)>1 else None   # one run has no interval
+def _several(v): return interval(v) if len(v)>1 else None   # one run has no interval
 def _sure(o, sign=1): return sign_verdict(*sorted((sign*o['lo'], sign*o['hi']))) if o else '➖'
 def _told(o, digits=1): return _pm(o, digits) if o else 'unknown (too few runs learned their points)'
 
@@ -743,11 +743,11 @@ def f1(df:pd.DataFrame, # From `waves.label` of runs of `waves.depths`
     d,ok,said,effects = _learned(df, most),[],[],[]
     for k,(value,name,factor) in product(('gaussian','sine'), (('centroid0','centroid before training',1.),('error','error',100.))):
         g,digits = (d,1) if value=='error' else (df,2)      # what is there before training need not be learned
-        up,relu = _over(factor*_grows(g, k, value)),_over(factor*(_grows(g, k, value)-_grows(g, 'relu', value)).dropna())
+        up,relu = _several(factor*_grows(g, k, value)),_several(factor*(_grows(g, k, value)-_grows(g, 'relu', value)).dropna())
         ok += [_sure(up), _sure(relu)]
         said.append(f'{k} {name} {_told(up, digits)}' + (f', more than ReLU by {_told(relu, digits)}' if up else ''))
         effects += [_effect(f'{k}, deep − shallow, {name}', up, u := '%' if value=='error' else 'cycles'), _effect(f'{k} − ReLU, deep − shallow, {name}', relu, u)]
-    own = _over(100*_grows(d, 'relu', 'error'))
+    own = _several(100*_grows(d, 'relu', 'error'))
     flat = '➖' if own is None else '❌' if own['lo']>0 else '✅'
     effects.append(_not_worse('ReLU, shallow − deep, error', own, flat, unit='%', sign=-1))
     wide = ' of widths ' + ' and '.join(f'{df[df.kind==k].a.iloc[0]:g}' for k in ('gaussian','sine')) if 'a' in df else ''
@@ -842,7 +842,7 @@ def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` →
     names = dict(relu=_fast(df), gaussian=('gaussian','gaussian low'))[act]
     high,low = (f(df[df.kind==k].set_index('signal.freqs')[value]) for k in names)
     d = (high-low).dropna()
-    return _over(d.groupby(df.groupby('signal.freqs').seed.first()).mean().dropna())   # signals share a few networks: a seed is one observation
+    return _several(d.groupby(df.groupby('signal.freqs').seed.first()).mean().dropna())   # signals share a few networks: a seed is one observation
 
 def _log10(v): return np.log10(v.where(v>0))   # away from a minimum a trace can be negative
 
