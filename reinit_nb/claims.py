@@ -724,7 +724,7 @@ def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
                    **_weakest([_effect('cold − warm', o)]))
 
 # %% ../nbs/60_claims.ipynb #dd043bd7
-def _learned(df, most): # Labelled runs of `waves` → those that leave no more than this share of the signal's power at their points
+def _fitted(df, most): # Labelled runs of `waves` → those that leave no more than this share of the signal's power at their points
     return df[~(df.left>most)] if 'left' in df else df
 
 def _several(v): return interval(v) if len(v)>1 else None   # one run has no interval
@@ -740,7 +740,7 @@ def f1(df:pd.DataFrame, # From `waves.label` of runs of `waves.depths`
        most:float=.05 # Runs that leave a larger share of the signal's power at their points do not count
       )->Verdict:
     "With depth, do Gaussian and sine networks start with higher frequencies and interpolate worse, and ReLU not?"
-    d,ok,said,effects = _learned(df, most),[],[],[]
+    d,ok,said,effects = _fitted(df, most),[],[],[]
     for k,(value,name,factor) in product(('gaussian','sine'), (('centroid0','centroid before training',1.),('error','error',100.))):
         g,digits = (d,1) if value=='error' else (df,2)      # what is there before training need not be learned
         up,relu = _several(factor*_grows(g, k, value)),_several(factor*(_grows(g, k, value)-_grows(g, 'relu', value)).dropna())
@@ -851,7 +851,7 @@ def f7(df:pd.DataFrame, # From `waves.label` of runs of `waves.minima`
        most:float=.001 # As in `f1`; less is left here: a Hessian away from a minimum says little
       )->Verdict:
     "For Gaussian networks, does the worse generalizer, with the higher frequencies, sit in the flatter minimum?"
-    d = _learned(df.assign(error=100*df.error), most)
+    d = _fitted(df.assign(error=100*df.error), most)
     def of(act): return {k:_sides(d, act, k, f) for k,f in (('error',lambda v: v),('centroid0',lambda v: v),('trace',_log10),('top',_log10))}
     def say(o): return f'error {_told(o["error"])} points, centroid before {_told(o["centroid0"], 2)}, trace × 10^{_told(o["trace"], 2)}, largest eigenvalue × 10^{_told(o["top"], 2)}'
     g,r = of('gaussian'),of('relu') if df.kind.str.startswith('relu').any() else None
