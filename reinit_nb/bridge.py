@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from fastai.callback.core import Callback,CancelFitException
 from torch import nn
-from .core import Recipe,ReinitError,by_scale,check_choice,check_number,scale as get_scale
+from .core import Recipe,ReinitError,by_scale,check_choice,check_number,default_device,scale as get_scale
 from .flatness import evaluate,noise_curve
 from .freezing import FrozenLayersCallback
 from .lw import LayerwiseCallback
@@ -67,7 +67,7 @@ def _fit(net, data, run, cbs=(), seed=0):
     from fastai.optimizer import Adam
     with seeded(seed):
         dl = DataLoader(list(zip(*data)), bs=run.batch, shuffle=True)
-        learn = Learner(DataLoaders(dl, DataLoader([], bs=run.batch)), net, nn.CrossEntropyLoss(), Adam, lr=run.lr, wd=0., cbs=list(cbs)).remove_cb(ProgressCallback)
+        learn = Learner(DataLoaders(dl, DataLoader([], bs=run.batch), device=default_device()), net, nn.CrossEntropyLoss(), Adam, lr=run.lr, wd=0., cbs=list(cbs)).remove_cb(ProgressCallback)
         with learn.no_logging(): learn.fit(run.epochs)
     return net
 
@@ -110,7 +110,7 @@ def run_bridge(runs:Sequence[BridgeRun] # Alike but for `how`
     "Train once, then go on in every way"
     r = runs[0]
     train,test,c = images(ImageRun(r.model, r.task, n_test=r.n_test, seed=r.seed))
-    fresh = image_net(r.model, c, r.seed, size=train[0].shape[2], c_in=train[0].shape[1], width=r.width)
+    fresh = image_net(r.model, c, r.seed, size=train[0].shape[2], c_in=train[0].shape[1], width=r.width).to(default_device())
     first = _fit(copy.deepcopy(fresh), train, r, seed=r.seed)
     before,rows = measured(first, r, train, test, '0'),[]
     for o in runs:
@@ -142,27 +142,31 @@ def bridges(scale:str|None=None # As in `core.scale`
 def against(df:pd.DataFrame, # Results of `bridges`
             measures:Sequence[str]=MEASURES, # Positive numbers, whose ratios are taken
             when:str='1' # `1`: at the end, `a`: right after the intervention, then against before
-           )->pd.DataFrame: # model, how, measure, ratio, lo, hi, n
+           )->pd.DataFrame: # model, how, measure, ratio, lo, hi, n, train (mean training accuracy then: below 1 it is no minimum)
     "Ratios to the control, seed by seed"
     rows = []
     for (m,k),how in ((i,h) for i in ((m,k) for m in dict.fromkeys(df.model) for k in measures) for h in HOWS[1:]):
-        w = df[df.model==m].pivot(index='seed', columns='how', values=k+when)
+        d = df[df.model==m]
+        w = d.pivot(index='seed', columns='how', values=k+when)
         if how not in w or HOWS[0] not in w: continue
         v = np.log((w[how]/w[HOWS[0]]).where(lambda o: o>0)).dropna()
-        if len(v)>1: rows.append(dict(model=m, how=how, measure=k, **{a:np.exp(b) for a,b in zip(('ratio','lo','hi'), (interval(v)[c] for c in ('mean','lo','hi')))}, n=len(v)))
-    return pd.DataFrame(rows, columns=['model','how','measure','ratio','lo','hi','n'])
+        train = d[d.how==how][f'train{when}'].mean() if f'train{when}' in d else 1.
+        if len(v)>1: rows.append(dict(model=m, how=how, measure=k, **{a:np.exp(b) for a,b in zip(('ratio','lo','hi'), (interval(v)[c] for c in ('mean','lo','hi')))}, n=len(v), train=train))
+    return pd.DataFrame(rows, columns=['model','how','measure','ratio','lo','hi','n','train'])
 
 # %% ../nbs/54_bridge.ipynb #fa9425ee
 def plot_against(t:pd.DataFrame # From `against`
                 ): # One Axes for each measure
-    "Ratios to the control with their intervals; colors are networks"
+    "Ratios to the control with their intervals; colors are networks, open circles are of networks that have not learned all images"
     import matplotlib.pyplot as plt
     keys,hows,models = (list(dict.fromkeys(t[c])) for c in ('measure','how','model'))
     axs = plt.subplots(ncols=len(keys), figsize=(min(11, 2.2*len(keys)), 2.6), layout='constrained', sharey=True, squeeze=False)[1][0]
     for ax,k in zip(axs, keys):
         for i,m in enumerate(models):
             g = t[(t.measure==k) & (t.model==m)].set_index('how').reindex(hows)
-            ax.errorbar(g.ratio, np.arange(len(hows))+.15*i, xerr=np.abs(np.array([g.ratio-g.lo, g.hi-g.ratio])), fmt='o', ms=4, lw=1, label=m)
+            ax.errorbar(g.ratio, np.arange(len(hows))+.15*i, xerr=np.abs(np.array([g.ratio-g.lo, g.hi-g.ratio])), fmt='o', ms=4, lw=1, label=m, c=f'C{i}')
+            open_ = (g.train<1).to_numpy()
+            ax.plot(g.ratio[open_], np.flatnonzero(open_)+.15*i, 'o', ms=6, c=f'C{i}', mfc='white', zorder=4)
         ax.axvline(1, c='k', lw=.7, ls=':'); ax.set(title=k, xscale='log', xlabel='ratio', yticks=range(len(hows)), yticklabels=hows); plain_log(ax)
     axs[0].invert_yaxis(); axs[-1].legend(frameon=False, fontsize='small')
     return axs

@@ -726,24 +726,36 @@ def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
                    **_weakest([_effect('cold − warm', o)]))
 
 # %% ../nbs/60_claims.ipynb #dd043bd7
-def _grows(d, act, value): # Labelled runs of `waves.depths` → by seed, `value` of the deepest minus that of the shallowest
-    g = d[d.kind==act].pivot(index='seed', columns='depth', values=value)
-    return g[g.columns.max()]-g[g.columns.min()]
+def _fitted(df, most): # Labelled runs of `waves` → those that leave no more than this share of the signal's power at their points
+    return df[~(df.left>most)] if 'left' in df else df
+
+def _several(v): return interval(v) if len(v)>1 else None   # one run has no interval
+def _sure(o, sign=1): return sign_verdict(*sorted((sign*o['lo'], sign*o['hi']))) if o else '➖'
+def _told(o, digits=1): return _pm(o, digits) if o else 'unknown (too few runs learned their points)'
+
+def _grows(d, act, value): # By seed, `value` of the deepest minus that of the shallowest
+    g = d[d.kind==act].pivot(index='seed', columns='depth', values=value).reindex(columns=[d.depth.min(),d.depth.max()])
+    return (g.iloc[:,1]-g.iloc[:,0]).dropna()
 
 def f1(df:pd.DataFrame, # From `waves.label` of runs of `waves.depths`
-       scale:str|None=None # At which they were run; default: as in `core.scale`
+       scale:str|None=None, # At which they were run; default: as in `core.scale`
+       most:float=.05 # Runs that leave a larger share of the signal's power at their points do not count
       )->Verdict:
     "With depth, do Gaussian and sine networks start with higher frequencies and interpolate worse, and ReLU not?"
-    ok,said,effects = [],[],[]
+    d,ok,said,effects = _fitted(df, most),[],[],[]
     for k,(value,name,factor) in product(('gaussian','sine'), (('centroid0','centroid before training',1.),('error','error',100.))):
-        up,relu = interval(factor*_grows(df, k, value)),interval(factor*(_grows(df, k, value)-_grows(df, 'relu', value)))
-        ok += [sign_verdict(up['lo'], up['hi']), sign_verdict(relu['lo'], relu['hi'])]
-        said.append(f'{k} {name} {_pm(up)}, more than ReLU by {_pm(relu)}')
+        g,digits = (d,1) if value=='error' else (df,2)      # what is there before training need not be learned
+        up,relu = _several(factor*_grows(g, k, value)),_several(factor*(_grows(g, k, value)-_grows(g, 'relu', value)).dropna())
+        ok += [_sure(up), _sure(relu)]
+        said.append(f'{k} {name} {_told(up, digits)}' + (f', more than ReLU by {_told(relu, digits)}' if up else ''))
         effects += [_effect(f'{k}, deep − shallow, {name}', up, u := '%' if value=='error' else 'cycles'), _effect(f'{k} − ReLU, deep − shallow, {name}', relu, u)]
-    own = interval(100*_grows(df, 'relu', 'error'))
-    effects.append(_not_worse('ReLU, shallow − deep, error', own, '❌' if own['lo']>0 else '✅', unit='%', sign=-1))
-    return Verdict('F1', 'With depth, Gaussian and sine networks start with higher frequencies and interpolate worse; ReLU networks do not', worst([*ok, '❌' if own['lo']>0 else '✅']),
-                   f'deepest minus shallowest (depth {df.depth.max()} and {df.depth.min()}; centroids in cycles per unit, errors in % of the signal): ' + '; '.join(said) + f'; ReLU error {_pm(own)}', df.seed.nunique(), get_scale(scale), **_weakest(effects))
+    own = _several(100*_grows(d, 'relu', 'error'))
+    flat = '➖' if own is None else '❌' if own['lo']>0 else '✅'
+    effects.append(_not_worse('ReLU, shallow − deep, error', own, flat, unit='%', sign=-1))
+    wide = ' of widths ' + ' and '.join(f'{df[df.kind==k].a.iloc[0]:g}' for k in ('gaussian','sine')) if 'a' in df else ''
+    return Verdict('F1', f'With depth, Gaussian and sine networks{wide} start with higher frequencies and interpolate worse; ReLU networks do not', worst([*ok, flat]),
+                   f'deepest minus shallowest (depth {df.depth.max()} and {df.depth.min()}; centroids in cycles per unit, errors in % of the signal): ' + '; '.join(said) + f'; ReLU error {_told(own)}'
+                   + (f'; {len(df)-len(d)} of {len(df)} runs left more than {100*most:g}% of the signal unlearned, and their errors do not count' if len(d)<len(df) else ''), df.seed.nunique(), get_scale(scale), **_weakest(effects))
 
 # %% ../nbs/60_claims.ipynb #7c25bcc7
 def f2(t:pd.DataFrame, # From `waves.order` of `waves.step_table`
@@ -751,25 +763,31 @@ def f2(t:pd.DataFrame, # From `waves.order` of `waves.step_table`
       )->Verdict:
     "Are low frequencies learned first, for every activation?"
     o = {k:interval(g.tau) for k,g in t.groupby('act', sort=False)}
+    for v in o.values(): v['lo'],v['hi'] = max(v['lo'], -1.),min(v['hi'], 1.)     # τ is no larger
     same = {k:t[t.act==k].tau.nunique()==1 for k in o}     # no spread: the interval is a point, and says so
     return Verdict('F2', 'Low frequencies are learned first, for every activation', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]),
-                   "Kendall's tau between frequency and step: " + '; '.join(f'{k} {_pm(v, 2)}' + (' (the same in all seeds)' if same[k] else '') + f', {t[t.act==k].reached.mean():.1f} frequencies reached' for k,v in o.items()), t.seed.nunique(), get_scale(scale),
+                   "Kendall's tau between frequency and step, with frequencies that were not reached as the last: " + '; '.join(f'{k} {_pm(v, 2)}' + (' (the same in all seeds)' if same[k] else '') + f', {t[t.act==k].reached.mean():.1f} frequencies reached' for k,v in o.items()), t.seed.nunique(), get_scale(scale),
                    **_weakest([_effect(f'τ of frequency and step, {k}', v, 'τ') for k,v in o.items()]))
 
 # %% ../nbs/60_claims.ipynb #e2435fb0
+def _fast(df): # Names of ReLU networks that had learned a fast wave, and of those that had not
+    k = next((k for k in df.kind.unique() if k.startswith('relu') and ', high' in k), 'relu he, high')
+    return k,k.split(',')[0]
+
 def f3(df:pd.DataFrame, # From `waves.label` of runs of `waves.arms`
        least:float=.3, # Amplitude that the start must have at the watched frequency
+       share:float=.5, # Of it, what must be left to say that it remains
        scale:str|None=None # As in `f1`
       )->Verdict:
     "Does a spike that is there before training stay, and does it hurt?"
-    d = df.assign(error=100*df.error)
-    high = d[d.kind=='relu he, high']
+    d,(fast,slow) = df.assign(error=100*df.error),_fast(df)
+    high = d[d.kind==fast]
     learned,kept = interval(high.spike0),interval(high.spike1/high.spike0)
-    stays = '➖' if not learned['mean']>least else '✅' if kept['lo']>.5 else '❌' if kept['hi']<.5 else '➖'
-    o = {f'{a} − {b}':paired(d, a, b, 'error', 'kind') for a,b in (('relu he, high','relu he'),('relu he, high','relu he, dc'),('gaussian','gaussian low'),('gaussian','relu'))}
+    stays = '➖' if not learned['mean']>least else '✅' if kept['lo']>share else '❌' if kept['hi']<share else '➖'
+    o = {f'{a} − {b}':paired(d, a, b, 'error', 'kind') for a,b in ((fast,slow),(fast,f'{slow}, dc'),('gaussian','gaussian low'),('gaussian','relu'))}
     return Verdict('F3', 'A high-frequency spike that is there before training remains, and hurts', worst([stays, *(sign_verdict(v['lo'], v['hi']) for v in o.values())]),
-                   f'amplitude {learned["mean"]:.2f} before, of which {kept["mean"]:.2f} [{kept["lo"]:.2f}, {kept["hi"]:.2f}] is left; error in % of the signal: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()), df.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect('share of the spike that is left', kept, 'share', null=.5, ok=stays), *(_effect(f'error, {k}', v, '%') for k,v in o.items())]))
+                   f'amplitude {learned["mean"]:.2f} before, of which {kept["mean"]:.2f} [{kept["lo"]:.2f}, {kept["hi"]:.2f}] is left (more than {share:g} is asked for); error in % of the signal: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()), df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('share of the spike that is left', kept, 'share', null=share, ok=stays), *(_effect(f'error, {k}', v, '%') for k,v in o.items())]))
 
 # %% ../nbs/60_claims.ipynb #fc97ea57
 def f4(df:pd.DataFrame, # Runs of `waves.laws`
@@ -823,23 +841,24 @@ def f6(df:pd.DataFrame, # Runs of `waves.pictures`
 
 # %% ../nbs/60_claims.ipynb #6311fc83
 def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` → high minus low, signal by signal; interval over the networks that they began with
-    names = dict(relu=('relu he, high','relu he'), gaussian=('gaussian','gaussian low'))[act]
-    high,low = (df[df.kind==k].set_index('signal.freqs')[value] for k in names)
-    d = (f(high)-f(low).loc[high.index]).dropna()
-    d = d.groupby(df.groupby('signal.freqs').seed.first()).mean()   # signals share a few networks: a seed is one observation
-    return interval(d) if len(d)>1 else dict(n=len(d), mean=np.nan, lo=np.nan, hi=np.nan)
+    names = dict(relu=_fast(df), gaussian=('gaussian','gaussian low'))[act]
+    high,low = (f(df[df.kind==k].set_index('signal.freqs')[value]) for k in names)
+    d = (high-low).dropna()
+    return _several(d.groupby(df.groupby('signal.freqs').seed.first()).mean().dropna())   # signals share a few networks: a seed is one observation
 
 def _log10(v): return np.log10(v.where(v>0))   # away from a minimum a trace can be negative
 
 def f7(df:pd.DataFrame, # From `waves.label` of runs of `waves.minima`
-       scale:str|None=None # As in `f1`
+       scale:str|None=None, # As in `f1`
+       most:float=.001 # As in `f1`; less is left here: a Hessian away from a minimum says little
       )->Verdict:
     "For Gaussian networks, does the worse generalizer, with the higher frequencies, sit in the flatter minimum?"
-    d = df.assign(error=100*df.error)
+    d = _fitted(df.assign(error=100*df.error), most)
     def of(act): return {k:_sides(d, act, k, f) for k,f in (('error',lambda v: v),('centroid0',lambda v: v),('trace',_log10),('top',_log10))}
-    def say(o): return f'error {_pm(o["error"])} points, centroid before {_pm(o["centroid0"], 2)}, trace × 10^{_pm(o["trace"], 2)}, largest eigenvalue × 10^{_pm(o["top"], 2)}'
-    g,r = of('gaussian'),of('relu')
-    ok = [sign_verdict(g[k]['lo'], g[k]['hi']) for k in ('error','centroid0')] + [sign_verdict(-g[k]['hi'], -g[k]['lo']) for k in ('trace','top')]
-    return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst(ok),
-                   f'high minus low bandwidth, {len(d)//4} signals, interval over {d.seed.nunique()} networks that they share: Gaussian {say(g)}; ReLU {say(r)}; largest training loss {d.loss.max():.1g}', d.seed.nunique(), get_scale(scale),
+    def say(o): return f'error {_told(o["error"])} points, centroid before {_told(o["centroid0"], 2)}, trace × 10^{_told(o["trace"], 2)}, largest eigenvalue × 10^{_told(o["top"], 2)}'
+    g,r = of('gaussian'),of('relu') if df.kind.str.startswith('relu').any() else None
+    both = set.intersection(*(set(d[d.kind==k]['signal.freqs']) for k in ('gaussian','gaussian low')))
+    return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst([*(_sure(g[k]) for k in ('error','centroid0')), *(_sure(g[k], -1) for k in ('trace','top'))]),
+                   f'high minus low bandwidth, {len(both)} of {df["signal.freqs"].nunique()} signals (both Gaussian networks leave at most {100*most:g}% of the signal unlearned), interval over {d.seed.nunique()} networks that they share: Gaussian {say(g)}'
+                   + (f'; ReLU {say(r)}' if r else ''), d.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('error, high − low', g['error'], '%'), _effect('centroid, high − low', g['centroid0'], 'cycles'), *(_effect(f'{k}, low − high', g[v], 'powers of 10', -1) for k,v in (('trace','trace'),('largest eigenvalue','top')))]))

@@ -31,12 +31,27 @@ def test_lists_have_no_repeats_and_all_starts(scale):
     assert {'none','random','swapped'}<={r.labels for r in waves.pictures(scale)}
 
 def test_the_papers_settings():
-    for r in waves.depths('paper'): assert r.net.width==256 and r.n==8 and (r.lo,r.hi)==(0,10) and r.signal==Signal((.2,.1), (3.,5.))
+    for r in waves.depths('paper'): assert r.net.width==256 and r.n==8 and (r.lo,r.hi)==(0,10) and r.signal==Signal((.2,.1), (3.,5.)) and r.start=='random'
+    for r in (*waves.depths('paper'), *waves.widths('paper')): assert (r.opt,r.lr,r.settle)==('sgd',1e-4,0)
+    assert {(r.net.act,r.net.init) for r in waves.depths('paper')}=={('relu','xavier'),('gaussian','xavier'),('sine','xavier'),('gaussian','normal')}
+    assert all(r.opt=='adam' for r in waves.optimizers('paper')) and all((r.opt,r.lr,r.settle)==('sgd',1e-4,0) for r in waves.optimizers('laptop'))
     for r in waves.sequences('paper'): assert r.net.dims==(1,256,256,256,256,1) and r.signal.freqs==(5.,10.,15.,20.,25.,30.)
-    assert all(r.opt=='sgd' and r.lr==1e-4 for r in waves.descents('paper'))
-    assert len({r.signal for r in waves.minima('paper')})==20 and all(r.n==8 for r in waves.minima('paper'))
+    for r in waves.arms('paper'):
+        assert r.net.depth==4 and (r.hi-r.lo)/(r.n-1)==1 and r.signal==Signal((.5,), (1.,)) and (r.net.init=='xavier' or (r.net.act,r.net.sigma)==('gaussian',.03))
+    assert {(r.net.act,r.start) for r in waves.arms('paper')}=={('relu','random'),('relu','high'),('relu','dc'),('gaussian','random')}
     names = {r.model.split(':')[1] for r in waves.pictures('paper')}
     assert {'vgg11','vgg16','resnet18','resnet50','densenet121','efficientnet_b0','alexnet','seresnet50'}<=names and any('convmixer' in o for o in names)
+
+def test_the_papers_settings_of_experiment_5():
+    rs = waves.minima('paper')
+    assert len({r.signal for r in rs})==20 and all(r.n==8 and (r.lo,r.hi)==(r.start_lo,r.start_hi)==(0,10) for r in rs)
+    assert {(r.net.act,r.net.init,r.start) for r in rs}=={('relu','xavier','random'),('relu','xavier','high 3'),('gaussian','xavier','random'),('gaussian','normal','random')}
+    assert waves.STARTS['high 3']==Signal((3.,), (1.,)) and all(.01<=f<=1 for r in rs for f in r.signal.freqs) and all(1<=h<=10 for r in rs for h in r.signal.heights)
+    assert len({r.steps+r.settle for r in rs})==1==len({r.steps+r.settle for r in waves.minima('laptop')})      # all arms are trained equally long
+
+@pytest.mark.parametrize('scale', ['laptop','paper'])
+def test_slower_signals_are_resolved_by_eight_points(scale):
+    for r in waves.resolved(scale): assert max(r.signal.freqs)*(r.hi-r.lo)<=3.5
 
 def test_signals_of_experiment_5_have_as_many_cycles_as_the_papers():
     fs = np.array([f for r in waves.minima('laptop') for f in r.signal.freqs])*3/10
@@ -54,7 +69,9 @@ def test_networks_of_timm_can_be_made_and_run():
         with torch.device('meta'): assert timm.create_model(name, num_classes=10).eval()(torch.empty(2, 3, 64, 64)).shape==(2,10)
 
 @pytest.mark.parametrize('kw, words', [(dict(start='low'), "start='low'"), (dict(lr=0.), 'lr=0'), (dict(steps=0), 'steps=0'), (dict(probes=1), 'probes=1'), (dict(hi=-1.), 'hi=-1.0 should be larger'),
-                                       (dict(opt='lion'), "opt='lion'"), (dict(watch=math.nan), 'watch'), (dict(every=-1), 'every=-1')])
+                                       (dict(opt='lion'), "opt='lion'"), (dict(watch=math.nan), 'watch'), (dict(every=-1), 'every=-1'), (dict(watch=1000.), 'watch=1000 is too high'),
+                                       (dict(start='high', start_n=20), 'start_n=20'), (dict(every=5, signal=SIGNALS['dc']), 'the target is constant'), (dict(signal=Signal((), ())), 'zero everywhere'), (dict(signal=Signal((1.,), (0.,))), 'zero everywhere'),
+                                       (dict(every=5, signal=Signal((30.,), (1.,))), 'frequency=30 is too high')])
 def test_wrong_recipes_are_refused(kw, words):
     with pytest.raises(ReinitError, match=words): wave(**kw)
 
@@ -110,6 +127,9 @@ def test_a_portion_is_what_networks_trained_alone_are(start, opt):
         assert row['error']==pytest.approx(float(((g-y)**2).mean().sqrt()/(y**2).mean().sqrt()), rel=1e-3)
         for when,m in ((0,before),(1,net)): assert row[f'centroid{when}']==pytest.approx(bandwidth(spectrum(m, p)).centroid[0], rel=.02)
 
+def test_runs_that_diverge_are_refused():
+    with pytest.raises(ReinitError, match='2 of 2 runs diverged, the first with lr=1000'): waves.run([wave('relu', opt='sgd', lr=1e3, seed=s) for s in range(2)])
+
 def test_sharpness_is_that_of_the_hessian():
     r = wave('relu', probes=400)
     row = waves.run([r])[0][0]
@@ -143,6 +163,14 @@ def test_what_is_stored_is_not_run_again(tmp_path, monkeypatch):
     again = sweep(runs, Store(tmp_path), engine, show=False, workers=1)
     assert seen==[1] and len(again)==3
     pd.testing.assert_series_equal(again.error[:2], first.error)
+
+def test_image_runs_live_on_the_device_that_is_asked_for(monkeypatch):
+    r,seen = waves.pictures('smoke')[0].replace(epochs=1, probes=0),[]
+    for m in (waves, bridge): monkeypatch.setattr(m, 'default_device', lambda: (seen.append(1), torch.device('cpu'))[1])
+    here = waves.run_image(r)[0]
+    assert len(seen)==1 and here==waves.run_image(r)[0]
+    bridge.run_bridge([bridged('nothing')])
+    assert len(seen)>=5      # the network, and each of two stretches
 
 def test_image_runs_without_data_are_left_out(monkeypatch, tmp_path):
     r = waves.pictures('smoke')[0].replace(task=waves.Task('no_such_set', valid=0.))
@@ -238,6 +266,27 @@ def test_predictors_are_spearmans(seed):
     t = waves.predictors(d, xs=('centroid0','top'), n=30).set_index('predictor')
     for k in t.index: assert t.rho[k]==pytest.approx(stats.spearmanr(d.error, d[k]).statistic)
     assert (t.lo<=t.hi).all() and t.ahead['centroid0']==0 and t.ahead['top']==pytest.approx(abs(t.rho['centroid0'])-abs(t.rho['top']))
+
+def test_ranks_within_groups_ignore_what_groups_differ_in():
+    rng = np.random.default_rng(0)
+    d = pd.DataFrame(rng.random((40,3)), columns=['error','centroid0','top']).assign(seed=np.repeat(range(8), 5), what=np.tile(range(2), 20))
+    far = d.assign(**{k:d[k]+100*d.what for k in ('error','centroid0','top')})
+    a,b = (waves.predictors(o, xs=('centroid0','top'), n=20, within='what') for o in (d, far))
+    pd.testing.assert_frame_equal(a, b)
+    each = [stats.spearmanr(g.error, g.top).statistic for _,g in d.groupby('what')]
+    assert a.rho[1]==pytest.approx(np.mean(each), abs=1e-6) and a.groups[0]==8      # groups of the same size: the mean of theirs
+
+def test_labels_tell_small_weights_apart_and_what_was_not_learned(tmp_path):
+    runs = [wave('gaussian low', steps=2, settle=0, seed=s) for s in range(2)]+[wave('gaussian low', steps=2, settle=0).replace(net=net_named('gaussian low', **SMALL, sigma=.03**.5))]
+    d = waves.label(sweep(runs, Store(tmp_path), waves.WAVES, show=False, workers=1))
+    assert sorted(d.kind)==['gaussian 0.17','gaussian low','gaussian low'] and np.allclose(d.left, d.loss/17)
+
+def test_networks_that_learned_nothing_do_not_count():
+    d = pd.DataFrame([dict(kind=k, depth=n, seed=s, centroid0=1+n*(k!='relu')+.01*s, error=.2+.1*n*(k!='relu')+.01*s*n, left=0.) for k in ('relu','gaussian','sine') for n in (2,6) for s in range(4)])
+    assert claims.f1(d, 'laptop').verdict=='✅'
+    lost = d.assign(left=np.where((d.kind=='sine') & (d.depth==6), .5, 0.))
+    v = claims.f1(lost, 'laptop')
+    assert v.verdict=='➖' and 'sine error unknown' in v.measured and '4 of 24 runs' in v.measured
 
 def test_curves_hold_the_signal_and_survive_the_file(tmp_path):
     from reinit_nb.core import save_results
