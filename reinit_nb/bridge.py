@@ -134,7 +134,7 @@ def bridges(scale:str|None=None # As in `core.scale`
     "A thin VGG11 at laptop scale, and a ResNet18 as well at the paper's; all ways to go on"
     at = get_scale(scale)
     task = by_scale(Task('digits', n_train=50, valid=0.), Task('cifar10', n_train=500, valid=0., size=16), Task('cifar10', valid=0.), at)
-    kw = dict(epochs=by_scale(2, 12, 100, at), rounds=by_scale(2, 4, 8, at), n_test=by_scale(100, 2000, None, at), looked=by_scale(16, 100, 1000, at), probes=by_scale(2, 10, 100, at))
+    kw = dict(epochs=by_scale(2, 48, 100, at), rounds=by_scale(2, 4, 8, at), n_test=by_scale(100, 2000, None, at), looked=by_scale(16, 100, 1000, at), probes=by_scale(2, 10, 100, at))
     nets = by_scale((('vgg11',1/16,2),), (('vgg11',1/8,4),), (('vgg11',1.,10),('resnet18',1.,10)), at)   # width, seeds
     return [BridgeRun(k, task, how, w, seed=s, **kw) for k,w,n in nets for s in range(n) for how in HOWS]
 

@@ -92,7 +92,7 @@ STUDIES = dict(
     stuck=Study('Filters that get stuck', 'frozen', ('frozen_decays','frozen_pairs','frozen_sparse','frozen_eigenvalues','frozen_flow','frozen_imagenet'), 'experiments/frozen_weights.ipynb',
                 'Do filters get stuck at zero in training, would they come back by themselves, and what does it cost to have them? Thin networks and few images.'),
     transfer=Study('One task after another', 'frozen', ('transfer',), 'experiments/transfer.ipynb',
-                   'A second task after a first: weight decay, learning rate, warm starts, resets and other interventions. Thin networks, 450 images, 140 steps a stage.'),
+                   'A second task after a first: weight decay, learning rate, warm starts, resets and other interventions. Thin networks and 450 images; a ResNet-50 with the weights of ImageNet on 48 pixels.'),
     spectra=Study('Initialization, spectra and flat minima', 'fourier', ('waves','waves_laws','waves_pictures'), 'experiments/spectra.ipynb',
                   'Networks of coordinates as in the paper, and image networks that are far smaller than its own.'))
 BLOCKS = {k:[] for k in STUDIES}
@@ -453,7 +453,7 @@ def minima_block(res):
     p = paper_table('fourier_hessian').query("data=='1-D signals'").set_index(['network','bandwidth'])
     for a,b in (('trace','trace'), ('top','spectral_norm')): t[f'paper: {a}'] = [p[b].get(_SIDES.get(k)) for k in t.index]
     every = waves.label(res.rows('waves'))
-    every = every[every.top.notna() & (every.top>0) & (every.start!='dc') & (every.density==0)]   # each network once
+    every = every[every.top.notna() & (every.top>0) & (every.start!='dc')]
     every = every.assign(centroid0=every.centroid0*(every.hi-every.lo))      # cycles between the first point and the last
     r = {k:every[c].corr(every.error, method='spearman') for k,c in (('centroid before training','centroid0'),('largest eigenvalue','top'),('trace','trace'))}
     return (table_html(t, 'Random signals from eight points: error, and the Hessian beside the paper\'s; ratios are to be compared', digits=3),
