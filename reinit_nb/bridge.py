@@ -168,5 +168,6 @@ def plot_against(t:pd.DataFrame # From `against`
             open_ = (g.train<1).to_numpy()
             ax.plot(g.ratio[open_], np.flatnonzero(open_)+.15*i, 'o', ms=6, c=f'C{i}', mfc='white', zorder=4)
         ax.axvline(1, c='k', lw=.7, ls=':'); ax.set(title=k, xscale='log', xlabel='ratio', yticks=range(len(hows)), yticklabels=hows); plain_log(ax)
-    axs[0].invert_yaxis(); axs[-1].legend(frameon=False, fontsize='small')
+    axs[0].invert_yaxis()
+    if len(models)>1: axs[-1].legend(frameon=False, fontsize='small')
     return axs

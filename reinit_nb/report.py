@@ -161,7 +161,8 @@ def table_html(df:pd.DataFrame, # Any table
 
 # %% ../nbs/61_report.ipynb #d8ce4b70
 def png(fig, # A matplotlib figure, its axes, or an array of axes
-        dpi:int=110 # Dots per inch
+        dpi:int=110, # Dots per inch
+        colors:int=128 # Fewer make smaller files
        )->bytes:
     "A figure as the bytes of a PNG file; the same figure gives the same bytes"
     while hasattr(fig, 'flat'): fig = fig.flat[0]      # an array of axes
@@ -170,15 +171,17 @@ def png(fig, # A matplotlib figure, its axes, or an array of axes
     from PIL import Image   # comes with matplotlib
     fig.savefig(buf, format='png', dpi=dpi, bbox_inches='tight', facecolor='white')
     small = io.BytesIO()
-    Image.open(buf).convert('RGB').quantize(128, dither=Image.Dither.NONE).save(small, 'PNG', optimize=True)   # 128 colours: a quarter of the size
+    Image.open(buf).convert('RGB').quantize(colors, dither=Image.Dither.NONE).save(small, 'PNG', optimize=True)   # 128 colours: a quarter of the size
     return small.getvalue()
 
-def small_figures(dpi:int=80): # Dots per inch
+def small_figures(dpi:int=80, # Dots per inch
+                  colors:int=128 # As in `png`
+                 ):
     "In a notebook: show figures as `png` makes them, so that the notebook stays small"
     import matplotlib.pyplot as plt
     from IPython import get_ipython
     plt.close(plt.figure())   # loads the backend, which would otherwise bring its own way of showing figures later
-    get_ipython().display_formatter.formatters['image/png'].for_type(plt.Figure, lambda fig: png(fig, dpi))
+    get_ipython().display_formatter.formatters['image/png'].for_type(plt.Figure, lambda fig: png(fig, dpi, colors))
 
 # %% ../nbs/61_report.ipynb #e9086761
 def figure_html(fig, # As in `png`
