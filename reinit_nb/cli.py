@@ -168,7 +168,7 @@ def check_out(out, # Folder
 
 # %% ../nbs/70_cli.ipynb #c40ff3f7
 def prepare(args # From `parser`
-           )->'tuple[Store,Path]': # Where runs are kept, and where results go
+           )->tuple: # Store and folder: where runs are kept, and where results go
     "Check everything that can be checked before training, and mark the folder as ours"
     out,store = Path(args.out).expanduser(),core.Store(args.runs)
     old = check_out(out, args.study)
@@ -180,7 +180,7 @@ def prepare(args # From `parser`
 
 # %% ../nbs/70_cli.ipynb #bc14806e
 def measure(recipes:dict, # Recipes of `table1` and `table5`
-            store:'Store', # Finished runs are taken from here, and new ones put here
+            store, # `Store`: finished runs are taken from here, and new ones put here
             scale:str # Of the recipes
            )->Namespace: # Tidy runs `df1` and `df5`, tables `t1` and `t5`, `verdicts`, and how long it took
     "Run what is missing, and compute tables and verdicts"
@@ -211,7 +211,7 @@ def _values(v):
     return ', '.join(v) if len(v)<=8 else f'{v[0]}, {v[1]}, … {v[-1]} ({len(v)} values)'
 
 def recipe_fields(recipes:dict # Lists of recipes by table
-                 )->'pd.DataFrame': # One row per field, one column per table
+                 )->object: # DataFrame: one row per field, one column per table
     "What was run, field by field"
     cols = {k:{f:_values(core.flat(r).get(f) for r in rs) for f in core.flat(rs[0])} for k,rs in recipes.items()}
     return pd.DataFrame(cols).fillna('–').rename_axis('field').reset_index()
@@ -222,9 +222,9 @@ def seconds(s:float)->str:
     return f'{s:.1f} s' if s<10 else f'{s:.0f} s' if s<100 else f'{s/60:.1f} min'
 
 def how_run(res:Namespace, # From `measure`
-            runs:'pd.DataFrame', # All runs with provenance
+            runs, # DataFrame of all runs with provenance
             args:Namespace # From `parser`
-           )->'pd.DataFrame': # Columns what, value
+           )->object: # DataFrame with columns what, value
     "Scale, seeds, time, versions and machine"
     dates = f'{runs["date"].min()} to {runs["date"].max()}'
     rows = dict(scale=args.scale, seeds=_values([*res.t1['n'], *res.t5['n']]), runs=f'{res.n}, of which {res.new} were run by the last call',
@@ -246,8 +246,8 @@ def _table(name, t, about, img):
 
 def results_page(res:Namespace, # From `measure`
                  figs:dict, # From `figures`
-                 how:'pd.DataFrame', # From `how_run`
-                 fields:'pd.DataFrame' # From `recipe_fields`
+                 how, # DataFrame from `how_run`
+                 fields # DataFrame from `recipe_fields`
                 )->str: # HTML
     "The whole study on one page"
     img = {k:report.figure_html(*v) for k,v in figs.items()}
@@ -469,7 +469,7 @@ def _claim_line(r): # A line of at most 110 columns, and one below it
     what = '; '.join(filter(None, (r.measure, scorecard.counted(r), f'{r["scale"]} scale')))
     return [f'  {_sign(r.verdict):<16}{r.id:<4}{r.short:<45}{scorecard.amount(r):<34}{scorecard.theirs(r):>7}'.rstrip(), textwrap.fill(what, 118, initial_indent=' '*22, subsequent_indent=' '*22)]
 
-def claim_lines(df:'pd.DataFrame' # From `scorecard.table`
+def claim_lines(df # DataFrame from `scorecard.table`
                )->str:
     "Two lines for each claim, by paper: verdict, claim, effect and the paper's; what was measured, on how many, at which scale"
     lines = [f'{"":<67}{"effect that decides [95%]":<34}{"paper":>7}']
