@@ -251,7 +251,7 @@ class SparseRun(StuckRun):
         super().check()
         check_choice('kind', self.kind, ('none',*KINDS)); check_number('q', self.q, 0, 1)
         if self.prob is not None and self.kind not in ('double','mono'): raise ReinitError(f'prob={self.prob:g} is for double and mono, not for {self.kind}')
-        if self.prob is not None: check_number('share', self.prob, 0, 1)
+        if self.prob is not None: check_number('prob', self.prob, 0, 1)
 
     def _look(self, net, x, when):
         f = frozen_totals(mutually_frozen(net, x, self.cutoff)).iloc[0]

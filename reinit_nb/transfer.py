@@ -87,10 +87,10 @@ def thin_how(how:Learn, # The paper's
 def long_how(how:Learn, # The paper's
              scale:str|None=None, # `smoke` or `laptop`
              epochs:int=100, # At laptop scale
-             wd:float=STUCK # Weight decay
+             decay:float|None=.99 # Of the learning rate, per epoch; `None`: the paper's
             )->Learn:
     "In so many steps that filters freeze although the images are learned"
-    return how.replace(batch=32, epochs=by_scale(2, epochs, epochs, scale), decay=by_scale(how.decay, .99, .99, scale) if epochs>50 else how.decay, patience=None, wd=wd)
+    return how.replace(batch=32, epochs=by_scale(2, epochs, epochs, scale), decay=how.decay if decay is None else decay, patience=None, wd=STUCK)
 
 def thin_task(task:Task, # The paper's
               scale:str|None=None # `smoke` or `laptop`
@@ -120,7 +120,7 @@ def tune_how(how:Learn, # The paper's
 
 def _thin_row(name, tasks, first, reset, pre, scale):
     if pre: return name,(tune_task(tasks[-1]),),tune_how(first),tune_how(reset)
-    return name,tuple(thin_task(t, scale) for t in tasks),long_how(first, scale),long_how(reset, scale, 20)
+    return name,tuple(thin_task(t, scale) for t in tasks),long_how(first, scale),long_how(reset, scale, 20, None)
 
 # %% ../nbs/59_transfer.ipynb #45cb2b98
 def _augmented(t): # What a task does to its images
@@ -251,7 +251,7 @@ def _seven(change, wd, scale):
 
 def interventions(scale:str|None=None, # As in `core.scale`
                   seeds:int|None=None, # As in `changes`
-                  levels:Sequence[float]|None=None # Weight decays of the first stage; default: `LEVELS`, and the paper's five at its scale
+                  levels:Sequence[float]|None=None # Weight decays of the first stage; default: `LEVELS`, and the paper's at its scale
                  )->dict: # (change, intervention) → runs
     "All interventions before the second task, after blurred images with more and more weight decay"
     levels = levels or by_scale(LEVELS[-1:], LEVELS, (1e-4,5e-4,1e-3,5e-3), scale)

@@ -214,6 +214,12 @@ def cells(p, caption):
     rows = p.js(f"(() => {{ const t = [...document.querySelectorAll('table')].find(t => t.caption?.textContent.startsWith({json.dumps(caption)})); return [...t.rows].map(r => [...r.cells].map(c => c.textContent.trim())); }})()")
     return pd.DataFrame(rows[1:], columns=rows[0])
 
+def last_rounds(name):
+    "The last round of every run of a table of the synthetic study"
+    d = pd.read_csv(RESULTS/'synthetic_laptop.csv', low_memory=False)
+    d = d[d.table==name]
+    return d[d['round']==d.groupby('recipe')['round'].transform('max')]
+
 @needs_browser
 def test_opens_without_a_word(browser, file):
     with browser.open(file) as p:
@@ -225,9 +231,7 @@ def test_opens_without_a_word(browser, file):
 def test_numbers_are_those_of_the_files(browser, file):
     "By plain pandas from the CSV, without a function of the library"
     with browser.open(file) as p:
-        df = pd.read_csv(RESULTS/'synthetic_laptop.csv', low_memory=False)
-        t1 = df[df.table=='table1']
-        ours = 100*t1[t1['round']==t1.groupby('recipe')['round'].transform('max')].groupby(['task.alpha','method']).test_acc.mean()
+        ours = 100*last_rounds('table1').groupby(['task.alpha','method']).test_acc.mean()
         theirs = pd.read_csv(RESULTS.parent/'reinit_nb/data/reinit_table1.csv').set_index(['alpha','method']).accuracy
         shown = cells(p, 'Table 1, ours').set_index('α')
         assert shown.shape==(3,6)
@@ -266,9 +270,7 @@ def lead(text): return float(text.split()[0].replace('−', '-'))
 def test_more_numbers_are_those_of_the_files(browser, file):
     "Table 5, CNNs, freezing and transfer: means by plain pandas"
     with browser.open(file) as p:
-        df = pd.read_csv(RESULTS/'synthetic_laptop.csv', low_memory=False)
-        d = df[df.table=='table5']
-        d = d[d['round']==d.groupby('recipe')['round'].transform('max')]
+        d = last_rounds('table5')
         name = np.where(d.method=='BL', 'Baseline', np.where(d.redraw.astype(str)=='True', 'LW', 'Rescaling'))
         ours = d.groupby([(d.l2/10).round(6), name]).test_acc.mean()
         theirs = pd.read_csv(RESULTS.parent/'reinit_nb/data/reinit_table5.csv').set_index(['l2_penalty','method']).accuracy

@@ -316,3 +316,11 @@ def test_a_path_from_imagenet():
 def test_plot():
     ax = plot_path(follow(TWO).curves)
     assert len(ax.lines)==6
+
+def test_time_left_counts_the_epochs_of_this_session():
+    from reinit_nb.sequence import _Tick
+    run = TWO
+    n = [h.epochs for _,h in run.path]
+    tick = _Tick(run, False, None, 1, [], [])      # the first stage was there already
+    tick(1, 0); tick.at(1)(n[1], .5, n[1]-1)       # and so were all epochs of the second but the last
+    assert tick.done==1 and sum(n)-tick.base==1

@@ -189,3 +189,8 @@ def test_verdicts_follow_from_the_files(published):
     page = (ROOT/'nbs/experiments/frozen_weights.ipynb').read_text(encoding='utf-8')
     for v in (claims.z3(stuck.label(published['decays']), 'laptop'), claims.z4(stuck.pair_table(published['pairs']), 'laptop'), claims.z5(published['sparse'], 'laptop')):
         assert f'**{v.id} {v.verdict}**' in page, f'{v.id} is {v.verdict} by results/, and the experiment shows something else: run it again'
+
+def test_stated_probabilities_are_for_single_weights():
+    from reinit_nb.stuck import SparseRun
+    with pytest.raises(ReinitError, match='prob=0.5 is for double and mono, not for mutual'): SparseRun('allcnn', kind='mutual', q=.2, prob=.5)
+    with pytest.raises(ReinitError, match='prob=2'): SparseRun('allcnn', kind='double', q=.2, prob=2.)
