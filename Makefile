@@ -19,7 +19,7 @@ BROKEN := $(if $(wildcard $(STAMP)),$(shell \
             { [ "$$(cat $(STAMP))" = "$(CURDIR)" ] && $(BIN)/python -c ''; } >/dev/null 2>&1 || echo broken))
 
 .DEFAULT_GOAL := help
-.PHONY: help env reproduce test test-latest bench readme llms docs constraints clean broken
+.PHONY: help env reproduce test test-data test-latest bench readme llms docs constraints clean broken
 
 help:  ## Show this list
 	@echo 'usage: make TARGET'; echo
@@ -63,6 +63,11 @@ test: export REINIT_SCALE = smoke
 test: $(STAMP)  ## Test the notebooks and the library at smoke scale
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS) --do_print --timing
 	$(BIN)/python -m pytest -q -rs tests
+
+test-data: export REINIT_SCALE = smoke
+test-data: $(STAMP)  ## Run only the tests that need real images and weights: REINIT_DATA names their folder
+	@test -d "$$REINIT_DATA" || { echo 'REINIT_DATA must name the folder that holds the images and weights' >&2; exit 1; }
+	$(BIN)/python -m pytest -q -rs -m data tests
 
 # No constraints and no nbdev here, so the newest fastai and fastcore come in; upgraded on every call
 test-latest: export REINIT_SCALE = smoke

@@ -1,6 +1,19 @@
-"Settings that must stand before torch, matplotlib and the library are imported"
+"Settings that must stand before torch, matplotlib and the library are imported, and the marker of tests that need images"
 import os
+
+import pytest
 
 os.environ.setdefault('REINIT_SCALE', 'smoke')
 os.environ.setdefault('MPLBACKEND', 'Agg')      # no test opens a window
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # small tensors: more threads only wait for each other
+
+
+def pytest_configure(config):
+    config.addinivalue_line('markers', 'data: needs the images and weights in the folder that REINIT_DATA names')
+
+
+def pytest_collection_modifyitems(items):
+    if os.environ.get('REINIT_DATA'): return
+    skip = pytest.mark.skip(reason='REINIT_DATA is not set: tests on real images and ImageNet weights are skipped')
+    for item in items:
+        if item.get_closest_marker('data'): item.add_marker(skip)

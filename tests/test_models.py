@@ -312,11 +312,7 @@ def pets(n):
             x.append(torch.from_numpy(np.array(Image.open(g).convert('RGB'))).permute(2, 0, 1)); y.append(names.index(BREEDS[breed]))
     return nn.functional.interpolate(torch.stack(x).float()/255, size=224, mode='bilinear', antialias=True),torch.tensor(y)
 
-def has_data():
-    d = Path(os.environ.get('REINIT_DATA') or 'none')
-    return (d/'resnet50_imagenet.npz').is_file() and (d/'oxford_pet'/'test').is_dir()
-
-@pytest.mark.skipif(not has_data(), reason='REINIT_DATA has no resnet50_imagenet.npz and oxford_pet: the pre-trained network is not checked')
+@pytest.mark.data
 def test_pets_by_the_pretrained_network():
     net = resnet50_imagenet().eval()
     x,y = pets(7)

@@ -24,7 +24,7 @@ from reinit_nb.core import ReinitError, Streams
 from reinit_nb.models import mlp, model, reservoir_layout
 from reinit_nb.separability import (MEASURES, Moments, SeparabilityCallback, _Kept, _Solver, cross_validate, default_layers, due, features, fisher, gdv, merge,
                                     plot_separability, plot_training, probe, separability, solve)
-from reinit_nb.vision import Task, dls, source
+from reinit_nb.vision import Task, dls
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
@@ -522,7 +522,7 @@ def test_plots():
     with pytest.raises(ReinitError, match='known'): plot_separability(last, 'svm')
     with pytest.raises(ReinitError, match='nothing has been measured'): plot_training(SeparabilityCallback().df)
 
-@pytest.mark.skipif(source('mnist') is None or not os.environ.get('REINIT_DATA'), reason='no mnist in REINIT_DATA')
+@pytest.mark.data
 def test_mnist_against_numpy():
     d = dls(Task('mnist', n_train=3000, valid=0., normalize='none'), bs=500, device='cpu')
     net = mlp(n_in=784, frozen=True, **reservoir_layout(64))

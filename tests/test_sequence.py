@@ -19,7 +19,6 @@ from reinit_nb.vision import Task, dls
 
 DIGITS,HOW = Task('digits', n_train=80),Learn(lr=.05, wd=.01, batch=24, epochs=2)
 TWO = PathRun('resnet18', ((DIGITS.replace(blur=.25), HOW), (DIGITS, HOW)), width=.0625)
-data = pytest.mark.skipif(not os.environ.get('REINIT_DATA') or not (Path(os.environ['REINIT_DATA'])/'resnet50_imagenet.npz').exists(), reason='needs the weights in REINIT_DATA')
 
 def weights(net): return torch.cat([p.detach().flatten() for p in net.parameters()])
 def with_before(b, run=TWO): return run.replace(path=(run.path[0], (run.path[1][0], run.path[1][1].replace(before=b))))
@@ -295,7 +294,7 @@ def test_missing_weights_are_named(monkeypatch, tmp_path):
 
 # ---------------------------------------------------------------- the real ResNet-50
 
-@data
+@pytest.mark.data
 def test_imagenet_start_sees_what_the_network_sees():
     from reinit_nb.models import imagenet_input, resnet50_imagenet
     from reinit_nb.vision import IMAGENET_STATS
@@ -305,7 +304,7 @@ def test_imagenet_start_sees_what_the_network_sees():
     mean,std = (torch.tensor(o)[:,None,None] for o in IMAGENET_STATS)
     with torch.no_grad(): assert torch.cosine_similarity(own(imagenet_input(x)), ours((x-mean)/std)).min()>.99
 
-@data
+@pytest.mark.data
 def test_a_path_from_imagenet():
     task = Task('digits', n_train=40, size=32, channels=3, normalize='imagenet')
     run = PathRun('resnet50', ((task, Learn(lr=.003, epochs=1, batch=18, before=Before('dirac', s=.05, one_d='one'))), (task.replace(classes=3), Learn(lr=.003, epochs=1, batch=6))), pretrained='imagenet')

@@ -13,8 +13,6 @@ from reinit_nb.core import Recipe, ReinitError, Streams
 from reinit_nb.vision import Task, augment, available, catalogue, choose, dls, draw, load, make, paper_tasks, prepare, source, stats, swapped
 
 TF = pytest.importorskip('torchvision.transforms.v2.functional')
-DATA = os.environ.get('REINIT_DATA')
-needs_data = pytest.mark.skipif(not DATA, reason='REINIT_DATA is not set: no real images besides digits')
 pytestmark = pytest.mark.filterwarnings('ignore:.*torch.jit.script')
 
 
@@ -524,7 +522,7 @@ def test_tasks_of_the_papers():
 
 # Real data
 
-@needs_data
+@pytest.mark.data
 def test_every_available_dataset_loads():
     for name in set(available()) & set(catalogue().index):
         d, row = load(name), catalogue().loc[name]
@@ -534,13 +532,13 @@ def test_every_available_dataset_loads():
         assert x.shape == (8, 3, 16, 16) and y.max() < row.classes
 
 
-@needs_data
+@pytest.mark.data
 def test_weights_are_not_taken_for_images():
     assert 'resnet50_imagenet' not in available()
 
 
-@needs_data
-@pytest.mark.skipif(source('cifar10') is None, reason='no cifar10 in REINIT_DATA')
+@pytest.mark.data
+@pytest.mark.data
 def test_cifar_pixels_agree_with_torchvision():
     t = Task('cifar10', crop=True, flip=True, shift=.1)
     x = torch.from_numpy(load('cifar10').x_train[:64]).permute(0, 3, 1, 2)
