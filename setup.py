@@ -1,6 +1,7 @@
 "Everything said here comes from settings.ini"
 from configparser import ConfigParser
 from pathlib import Path
+
 from setuptools import find_packages, setup
 
 here = Path(__file__).resolve().parent

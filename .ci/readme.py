@@ -1,5 +1,11 @@
 "Make README.md from nbs/index.ipynb, without Quarto; `--check` only compares"
-import argparse, base64, difflib, json, posixpath, re, sys
+import argparse
+import base64
+import difflib
+import json
+import posixpath
+import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -28,18 +34,18 @@ def relink(md, folder='nbs'):
         part = re.sub(r'(\]\()([^)\s]+)', lambda m: m[1] + target(m[2]), part)
         return re.sub(r'((?:src|href)=")([^"]+)', lambda m: m[1] + target(m[2]), part)
     parts = re.split(r'(```.*?```|`[^`\n]*`)', md, flags=re.S)
-    return ''.join(o if i % 2 else sub(o) for i,o in enumerate(parts))
+    return ''.join(o if i % 2 else sub(o) for i, o in enumerate(parts))
 
 class _Table(HTMLParser):
     "Rows of cells; `plain` turns False when a cell spans several"
     def __init__(self):
         super().__init__()
-        self.rows,self.cell,self.plain = [],None,True
+        self.rows, self.cell, self.plain = [], None, True
     def handle_starttag(self, tag, attrs):
         if tag == 'tr': self.rows.append([])
         if tag in ('td', 'th'):
             self.cell = ''
-            self.plain &= not any(k in ('colspan', 'rowspan') and v != '1' for k,v in attrs)
+            self.plain &= not any(k in ('colspan', 'rowspan') and v != '1' for k, v in attrs)
     def handle_data(self, data):
         if self.cell is not None: self.cell += data
     def handle_endtag(self, tag):
@@ -50,7 +56,8 @@ class _Table(HTMLParser):
 def table(html):
     "A simple html table as markdown, or None"
     if html.count('<table') != 1: return None
-    t = _Table(); t.feed(html)
+    t = _Table()
+    t.feed(html)
     rows = [r for r in t.rows if r]
     if not t.plain or len(rows) < 2 or len({len(r) for r in rows}) > 1: return None
     # pandas gives the index's name a row of its own
@@ -62,9 +69,9 @@ def output(out, alt, images):
     "Markdown for one output; a picture is added to `images` (name → bytes)"
     if out['output_type'] == 'stream': return fence(text(out['text'])) if out['name'] == 'stdout' else ''
     data = out.get('data', {})
-    for mime,ext in (('image/png', 'png'), ('image/svg+xml', 'svg')):
+    for mime, ext in (('image/png', 'png'), ('image/svg+xml', 'svg')):
         if mime not in data: continue
-        name,raw = f'index_{len(images)+1}.{ext}',text(data[mime])
+        name, raw = f'index_{len(images)+1}.{ext}', text(data[mime])
         images[name] = base64.b64decode(raw) if ext == 'png' else raw.encode()
         return f'![{alt}](nbs/images/{name})'
     if 'text/markdown' in data: return relink(text(data['text/markdown']))
@@ -90,16 +97,16 @@ def convert(nb):
 
 def files(root):
     "All files that belong to the README, as path → bytes"
-    md,images = convert(json.loads((root/'nbs/index.ipynb').read_text(encoding='utf-8')))
-    return {root/'README.md': md.encode(), **{root/'nbs/images'/k: v for k,v in images.items()}}
+    md, images = convert(json.loads((root / 'nbs/index.ipynb').read_text(encoding='utf-8')))
+    return {root / 'README.md': md.encode(), **{root / 'nbs/images' / k: v for k, v in images.items()}}
 
-def stale(root, want): return [o for o in sorted((root/'nbs/images').glob('index_*')) if o not in want]
+def stale(root, want): return [o for o in sorted((root / 'nbs/images').glob('index_*')) if o not in want]
 
 def check(root):
     "What is out of step, as text; empty when nothing is"
     want = files(root)
     res = [f'{o.relative_to(root)} is left over\n' for o in stale(root, want)]
-    for f,new in want.items():
+    for f, new in want.items():
         old = f.read_bytes() if f.exists() else b''
         if old == new: continue
         if f.suffix != '.md': res.append(f'{f.relative_to(root)} differs\n')
@@ -109,7 +116,7 @@ def check(root):
 def write(root):
     want = files(root)
     for o in stale(root, want): o.unlink()
-    for f,new in want.items():
+    for f, new in want.items():
         f.parent.mkdir(exist_ok=True)
         f.write_bytes(new)
 

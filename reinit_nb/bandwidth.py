@@ -9,77 +9,95 @@ __all__ = ['ACTS', 'INITS', 'BIASES', 'NETS', 'SIGNALS', 'OPTS', 'STARTS', 'LABE
            'f4_evidence']
 
 # %% ../nbs/28_bandwidth.ipynb #3c7f31f2
-import copy,itertools,math
-from collections.abc import Callable,Iterable,Sequence
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 import torch
 from fastcore.basics import patch
-from torch import Tensor,nn
-from torch.func import functional_call,jacrev,vmap
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
-from .blocks import draw,each
-from .core import Recipe,ReinitError,Streams,check_choice,check_number
-from .flatness import _axes,_same_luck,batches,check_scores,untouched
+
+from .blocks import draw
+from .core import Recipe, ReinitError, Streams, check_choice, check_number
+from .flatness import _axes, _same_luck, batches, check_scores, untouched
 from .models import named
-from .spectrum import Probe,WINDOWS,_compare,_frequencies,_pick,_rows,_target,coefficients,fourier,grid,spectra_of,values,window_weights
+from reinit_nb.spectrum import (
+    WINDOWS,
+    Probe,
+    _compare,
+    _frequencies,
+    _pick,
+    _rows,
+    _target,
+    coefficients,
+    fourier,
+    grid,
+    spectra_of,
+    values,
+    window_weights,
+)
 from .vision import swapped
 
 # %% ../nbs/28_bandwidth.ipynb #66486e90
-ACTS = {'relu':     (lambda z,a: torch.relu(z),             lambda z,h,a: (h>0).to(h.dtype)),
-        'gaussian': (lambda z,a: torch.exp(-.5*(z/a)**2),   lambda z,h,a: -z/a**2*h),
-        'sine':     (lambda z,a: torch.sin(z/a),            lambda z,h,a: torch.cos(z/a)/a)}   # function and derivative
+ACTS = {'relu': (lambda z, a: torch.relu(z), lambda z, h, a: (h > 0).to(h.dtype)),
+        'gaussian': (lambda z, a: torch.exp(-.5 * (z / a)**2), lambda z, h, a: -z / a**2 * h),
+        'sine': (lambda z, a: torch.sin(z / a), lambda z, h, a: torch.cos(z / a) / a)}   # function and derivative
 
 class CoordinateAct(nn.Module):
     "One of `ACTS` with its width `a`"
-    def __init__(self, act:str='gaussian', a:float=1.):
+    def __init__(self, act: str = 'gaussian', a: float = 1.):
         super().__init__()
-        self.act,self.a = check_choice('act', act, ACTS),check_number('a', a, 0, lo_open=True)
+        self.act, self.a = check_choice('act', act, ACTS), check_number('a', a, 0, lo_open=True)
     def forward(self, z): return ACTS[self.act][0](z, self.a)
     def extra_repr(self): return f'{self.act}, a={self.a}'
 
 # %% ../nbs/28_bandwidth.ipynb #d88c1d90
-INITS,BIASES = ('xavier','he','normal','siren'),('uniform','zero','normal')
+INITS, BIASES = ('xavier', 'he', 'normal', 'siren'), ('uniform', 'zero', 'normal')
 
 # %% ../nbs/28_bandwidth.ipynb #75f121ac
 @dataclass(frozen=True)
 class CoordinateNet(Recipe):
     "A fully connected network of a few coordinates"
-    act:str = 'relu'       # One of `ACTS`
-    a:float = 1.           # Width of the activation
-    init:str = 'xavier'    # One of `INITS`
-    sigma:float = .03      # Deviation of the weights, for `normal`
-    bias:str = 'uniform'   # `uniform` ±1/√fan-in, `zero`, or `normal` with `sigma`
-    width:int = 256        # Units of a hidden layer
-    depth:int = 4          # Hidden layers
-    n_in:int = 1           # Coordinates
-    n_out:int = 1          # Outputs
+    act: str = 'relu'       # One of `ACTS`
+    a: float = 1.           # Width of the activation
+    init: str = 'xavier'    # One of `INITS`
+    sigma: float = .03      # Deviation of the weights, for `normal`
+    bias: str = 'uniform'   # `uniform` ±1/√fan-in, `zero`, or `normal` with `sigma`
+    width: int = 256        # Units of a hidden layer
+    depth: int = 4          # Hidden layers
+    n_in: int = 1           # Coordinates
+    n_out: int = 1          # Outputs
 
     def check(self):
-        for k,o in (('act',ACTS),('init',INITS),('bias',BIASES)): check_choice(k, getattr(self, k), o)
-        for k in ('a','sigma'): check_number(k, getattr(self, k), 0, lo_open=True)
-        for k in ('width','depth','n_in','n_out'): check_number(k, getattr(self, k), 1, integer=True)
-        if self.init=='siren' and self.act!='sine': raise ReinitError(f"init='siren' is made for act='sine', not {self.act!r}")
+        for k, o in (('act', ACTS), ('init', INITS), ('bias', BIASES)): check_choice(k, getattr(self, k), o)
+        for k in ('a', 'sigma'): check_number(k, getattr(self, k), 0, lo_open=True)
+        for k in ('width', 'depth', 'n_in', 'n_out'): check_number(k, getattr(self, k), 1, integer=True)
+        if self.init == 'siren' and self.act != 'sine': raise ReinitError(f"init='siren' is made for act='sine', not {self.act!r}")
 
     @property
-    def dims(self)->tuple: return (self.n_in, *[self.width]*self.depth, self.n_out)
+    def dims(self) -> tuple: return (self.n_in, *[self.width] * self.depth, self.n_out)
 
 # %% ../nbs/28_bandwidth.ipynb #62086b5f
-def _uniform(shape, r, g): return (2*torch.rand(*shape, generator=g)-1)*r
+def _uniform(shape, r, g): return (2 * torch.rand(*shape, generator=g) - 1) * r
 
 # %% ../nbs/28_bandwidth.ipynb #3586eb21
-def coordinate_weights(net:CoordinateNet, # The network
-                       seed:int=0 # Each layer draws from a fork of the `init` stream
-                      )->list[tuple[Tensor,Tensor]]: # Weight and bias of each layer
+def coordinate_weights(net: CoordinateNet,  # The network
+                       seed: int = 0  # Each layer draws from a fork of the `init` stream
+                      ) -> list[tuple[Tensor, Tensor]]:  # Weight and bias of each layer
     "Initial weights and biases"
     found = []
-    for l,(i,o) in enumerate(itertools.pairwise(net.dims)):
+    for l, (i, o) in enumerate(itertools.pairwise(net.dims)):
         g = Streams(seed).fork(l).init
-        if net.init=='normal': w = net.sigma*torch.randn(o, i, generator=g)
-        elif net.init=='siren': w = _uniform((o,i), (6/i)**.5*net.a if l else 1/i, g)
-        else: w = draw((o,i), net.init, g)
-        b = {'zero':lambda: torch.zeros(o), 'uniform':lambda: _uniform((o,), i**-.5, g), 'normal':lambda: net.sigma*torch.randn(o, generator=g)}[net.bias]()
+        if net.init == 'normal': w = net.sigma * torch.randn(o, i, generator=g)
+        elif net.init == 'siren': w = _uniform((o, i), (6 / i)**.5 * net.a if l else 1 / i, g)
+        else: w = draw((o, i), net.init, g)
+        b = {'zero': lambda: torch.zeros(o), 'uniform': lambda: _uniform((o,), i**-.5, g), 'normal': lambda: net.sigma * torch.randn(o, generator=g)}[net.bias]()
         found.append((w, b))
     return found
 
@@ -90,28 +108,28 @@ def _dense(w, b):
     return m.requires_grad_()
 
 # %% ../nbs/28_bandwidth.ipynb #1fe24c17
-def coordinate_net(net:CoordinateNet=CoordinateNet(), # The network
-                   seed:int=0, # Of its weights
-                   weights:Sequence|None=None # Weight and bias of each layer instead
-                  )->nn.Sequential: # `block1` … `head`
+def coordinate_net(net: CoordinateNet = CoordinateNet(),  # The network
+                   seed: int = 0,  # Of its weights
+                   weights: Sequence | None = None  # Weight and bias of each layer instead
+                  ) -> nn.Sequential:  # `block1` … `head`
     "The network as an ordinary module"
     ws = coordinate_weights(net, seed) if weights is None else weights
-    parts = {f'block{l}':named(dense=_dense(*o), act=CoordinateAct(net.act, net.a)) for l,o in enumerate(ws[:-1], 1)}
+    parts = {f'block{l}': named(dense=_dense(*o), act=CoordinateAct(net.act, net.a)) for l, o in enumerate(ws[:-1], 1)}
     return named(**parts, head=named(dense=_dense(*ws[-1])))
 
 # %% ../nbs/28_bandwidth.ipynb #a27cce84
-NETS = {'relu':            CoordinateNet('relu'),
-        'relu he':         CoordinateNet('relu', init='he'),
-        'gaussian':        CoordinateNet('gaussian', .1),
-        'gaussian low':    CoordinateNet('gaussian', .1, 'normal', .03),
-        'sine':            CoordinateNet('sine', .2),
-        'sine low':        CoordinateNet('sine', .2, 'normal', .03),
-        'siren':           CoordinateNet('sine', 1/30, 'siren')}
+NETS = {'relu': CoordinateNet('relu'),
+        'relu he': CoordinateNet('relu', init='he'),
+        'gaussian': CoordinateNet('gaussian', .1),
+        'gaussian low': CoordinateNet('gaussian', .1, 'normal', .03),
+        'sine': CoordinateNet('sine', .2),
+        'sine low': CoordinateNet('sine', .2, 'normal', .03),
+        'siren': CoordinateNet('sine', 1 / 30, 'siren')}
 
 # %% ../nbs/28_bandwidth.ipynb #96e32fa0
-def net_named(name:str, # One of `NETS`
-              **kwargs # Other fields of `CoordinateNet`
-             )->CoordinateNet:
+def net_named(name: str,  # One of `NETS`
+              **kwargs  # Other fields of `CoordinateNet`
+             ) -> CoordinateNet:
     "A network by name, with some fields changed"
     return NETS[check_choice('name', name, NETS)].replace(**kwargs)
 
@@ -119,64 +137,65 @@ def net_named(name:str, # One of `NETS`
 class CoordinateStack:
     "Networks of the same layers as one: `W` (members, out, in), `b` (members, out, 1), `a` (members, 1, 1)"
     def __init__(self,
-                 nets:CoordinateNet|Sequence[CoordinateNet], # One for all, or one for each member
-                 seeds:Iterable[int], # One for each member
-                 dtype=torch.float32, # Of all arithmetic
-                 device='cpu' # Where the networks live
+                 nets: CoordinateNet | Sequence[CoordinateNet],  # One for all, or one for each member
+                 seeds: Iterable[int],  # One for each member
+                 dtype=torch.float32,  # Of all arithmetic
+                 device='cpu'  # Where the networks live
                 ):
         seeds = list(seeds)
-        self.nets = [nets]*len(seeds) if isinstance(nets, CoordinateNet) else list(nets)
-        if not seeds or len(self.nets)!=len(seeds): raise ReinitError(f'seeds: {len(seeds)} for {len(self.nets)} nets; there should be one for each, and one or more')
+        self.nets = [nets] * len(seeds) if isinstance(nets, CoordinateNet) else list(nets)
+        if not seeds or len(self.nets) != len(seeds): raise ReinitError(f'seeds: {len(seeds)} for {len(self.nets)} nets; there should be one for each, and one or more')
         kinds = {(o.act, o.dims) for o in self.nets}
-        if len(kinds)>1: raise ReinitError(f'nets: {len(kinds)} different activations or layers; stack those that are alike')
-        ws = [coordinate_weights(o, s) for o,s in zip(self.nets, seeds)]
-        self.act,self.seeds = self.nets[0].act,seeds
-        self.W,self.b = ([torch.stack(l).to(device, dtype) for l in zip(*([o[k] for o in w] for w in ws))] for k in (0,1))
-        self.b = [o[...,None].contiguous() for o in self.b]
+        if len(kinds) > 1: raise ReinitError(f'nets: {len(kinds)} different activations or layers; stack those that are alike')
+        ws = [coordinate_weights(o, s) for o, s in zip(self.nets, seeds)]
+        self.act, self.seeds = self.nets[0].act, seeds
+        self.W, self.b = ([torch.stack(l).to(device, dtype) for l in zip(*([o[k] for o in w] for w in ws))] for k in (0, 1))
+        self.b = [o[..., None].contiguous() for o in self.b]
         self.a = torch.tensor([o.a for o in self.nets], dtype=dtype, device=device).view(-1, 1, 1)
     def __len__(self): return len(self.a)
 
 # %% ../nbs/28_bandwidth.ipynb #8fb1da9d
 def _forward(act, a, W, b, u):
     "Inputs and outputs of every activation, and what comes out; `u`: members × coordinates × points"
-    zs,us,f = [],[u],ACTS[act][0]
-    for l,(w,c) in enumerate(zip(W, b)):
+    zs, us, f = [], [u], ACTS[act][0]
+    for l, (w, c) in enumerate(zip(W, b)):
         z = torch.baddbmm(c, w, us[-1])
-        if l==len(W)-1: return zs,us,z
-        zs.append(z); us.append(f(z, a))
+        if l == len(W) - 1: return zs, us, z
+        zs.append(z)
+        us.append(f(z, a))
 
 # %% ../nbs/28_bandwidth.ipynb #81cbc96e
 def _data(t, name, stack, size=None):
     "Points or targets as members × features × points"
     t = torch.as_tensor(t).to(stack.a.device, stack.a.dtype)
-    t = t[None] if t.ndim==2 else t
-    if t.ndim!=3 or len(t) not in (1,len(stack)): raise ReinitError(f'{name} has shape {tuple(t.shape)}, and should be points × features, or {len(stack)} (members) × points × features')
-    if size is not None and t.shape[2]!=size: raise ReinitError(f'{name} has {t.shape[2]} features, and the networks have {size}')
+    t = t[None] if t.ndim == 2 else t
+    if t.ndim != 3 or len(t) not in (1, len(stack)): raise ReinitError(f'{name} has shape {tuple(t.shape)}, and should be points × features, or {len(stack)} (members) × points × features')
+    if size is not None and t.shape[2] != size: raise ReinitError(f'{name} has {t.shape[2]} features, and the networks have {size}')
     if not t.isfinite().all(): raise ReinitError(f'{name} has values that are not finite')
     return t.transpose(1, 2).expand(len(stack), -1, -1)
 
 # %% ../nbs/28_bandwidth.ipynb #c738516c
 def _one_line(probe):
     "The grid of stacked networks: their values are read as one line"
-    if not isinstance(probe, Probe) or probe.dim!=1 or len(probe)!=1: raise ReinitError('probe should be one line, from grid. For planes or several lines give spectrum one member at a time, from stack.member')
+    if not isinstance(probe, Probe) or probe.dim != 1 or len(probe) != 1: raise ReinitError('probe should be one line, from grid. For planes or several lines give spectrum one member at a time, from stack.member')
     return probe
 
 @patch
-def __call__(self:CoordinateStack,
-             x:Tensor # Points × coordinates, the same for all, or with a leading dimension of members
-            )->Tensor: # Members × points × outputs
+def __call__(self: CoordinateStack,
+             x: Tensor  # Points × coordinates, the same for all, or with a leading dimension of members
+            ) -> Tensor:  # Members × points × outputs
     "What every member says"
     return _forward(self.act, self.a, self.W, self.b, _data(x, 'x', self, self.W[0].shape[2]))[2].transpose(1, 2)
 
 # %% ../nbs/28_bandwidth.ipynb #ecd47927
 @patch
-def member(self:CoordinateStack, m:int)->nn.Sequential:
+def member(self: CoordinateStack, m: int) -> nn.Sequential:
     "Member `m` as an ordinary module with its own copy of the weights"
-    check_number('m', m, 0, len(self)-1, integer=True)
-    return coordinate_net(self.nets[m], weights=[(W[m], b[m,:,0]) for W,b in zip(self.W, self.b)])
+    check_number('m', m, 0, len(self) - 1, integer=True)
+    return coordinate_net(self.nets[m], weights=[(W[m], b[m, :, 0]) for W, b in zip(self.W, self.b)])
 
 @patch
-def spectra(self:CoordinateStack, probe:Probe, window:str='hann')->pd.DataFrame: # Columns member, output, frequency, amplitude, energy
+def spectra(self: CoordinateStack, probe: Probe, window: str = 'hann') -> pd.DataFrame:  # Columns member, output, frequency, amplitude, energy
     "The spectrum of every member on a grid"
     return spectra_of(self(_one_line(probe).points()), probe.unit, window, 'member')
 
@@ -184,30 +203,30 @@ def spectra(self:CoordinateStack, probe:Probe, window:str='hann')->pd.DataFrame:
 @dataclass(frozen=True)
 class Signal(Recipe):
     "A sum of sines"
-    freqs:tuple[float,...] = (.5,)   # In cycles per unit
-    heights:tuple[float,...] = (1.,) # Of each
-    offset:float = 0.                # Added
+    freqs: tuple[float, ...] = (.5,)   # In cycles per unit
+    heights: tuple[float, ...] = (1.,)  # Of each
+    offset: float = 0.                # Added
 
     def check(self):
-        if len(self.freqs)!=len(self.heights): raise ReinitError(f'heights: {len(self.heights)} for {len(self.freqs)} freqs; there should be one for each')
-    def __call__(self, x:Tensor)->Tensor: # As `x`
-        return sum((h*torch.sin(2*math.pi*f*x) for f,h in zip(self.freqs, self.heights)), torch.full_like(x, self.offset))
+        if len(self.freqs) != len(self.heights): raise ReinitError(f'heights: {len(self.heights)} for {len(self.freqs)} freqs; there should be one for each')
+    def __call__(self, x: Tensor) -> Tensor:  # As `x`
+        return sum((h * torch.sin(2 * math.pi * f * x) for f, h in zip(self.freqs, self.heights)), torch.full_like(x, self.offset))
 
 # %% ../nbs/28_bandwidth.ipynb #634b39bd
-SIGNALS = {'two sines':  Signal((.2,.1), (3.,5.)),                                  # experiment 1: 3 sin(.4πx) + 5 sin(.2πx)
-           'six sines':  Signal(tuple(5.*k for k in range(1, 7)), (1.,)*6),         # experiment 2: Σ sin(10πnx)
-           'sine':       Signal((.5,), (1.,)),                                      # experiment 3: sin(πx)
-           'high':       Signal((5.,), (1.,)),                                      # pre-training of experiment 3b: sin(10πx)
-           'high 3':     Signal((3.,), (1.,)),                                      # … and of experiment 5: sin(6πx)
-           'dc':         Signal((), (), 1.)}                                        # a constant: pre-training without bandwidth
+SIGNALS = {'two sines': Signal((.2, .1), (3., 5.)),                                  # experiment 1: 3 sin(.4πx) + 5 sin(.2πx)
+           'six sines': Signal(tuple(5. * k for k in range(1, 7)), (1.,) * 6),         # experiment 2: Σ sin(10πnx)
+           'sine': Signal((.5,), (1.,)),                                      # experiment 3: sin(πx)
+           'high': Signal((5.,), (1.,)),                                      # pre-training of experiment 3b: sin(10πx)
+           'high 3': Signal((3.,), (1.,)),                                      # … and of experiment 5: sin(6πx)
+           'dc': Signal((), (), 1.)}                                        # a constant: pre-training without bandwidth
 
 # %% ../nbs/28_bandwidth.ipynb #52cbd918
-def random_signals(k:int=20, # How many
-                   seed:int=0 # From the `data` stream
-                  )->list[Signal]:
+def random_signals(k: int = 20,  # How many
+                   seed: int = 0  # From the `data` stream
+                  ) -> list[Signal]:
     "Signals of experiment 5: two sines, frequencies from U(.01, 1), heights from U(1, 10)"
     r = torch.rand(check_number('k', k, 1, integer=True), 2, 2, generator=Streams(seed).data, dtype=torch.float64)
-    return [Signal(tuple((.01+.99*f).tolist()), tuple((1+9*h).tolist())) for f,h in r]
+    return [Signal(tuple((.01 + .99 * f).tolist()), tuple((1 + 9 * h).tolist())) for f, h in r]
 
 # %% ../nbs/28_bandwidth.ipynb #9523ae36
 def _sgd(P, lr):
@@ -215,45 +234,46 @@ def _sgd(P, lr):
     def update(l, d, u):
         P[0][l].baddbmm_(d, u.transpose(1, 2), alpha=-1)
         P[1][l].sub_(d.sum(2, keepdim=True))
-    return update,lr
+    return update, lr
 
 # %% ../nbs/28_bandwidth.ipynb #46ae5593
 def _adam(P, lr):
     "torch's own Adam: each member is a group of parameters with its learning rate, and the gradients are written where it finds them"
-    G,groups = [[torch.empty_like(p) for p in ps] for ps in P],[]
-    for m,r in enumerate(lr.flatten().tolist()):
+    G, groups = [[torch.empty_like(p) for p in ps] for ps in P], []
+    for m, r in enumerate(lr.flatten().tolist()):
         groups.append(dict(params=[p[m] for ps in P for p in ps], lr=r))
-        for p,g in zip(groups[-1]['params'], itertools.chain(*G)): p.grad = g[m]
-    opt = torch.optim.Adam(groups, fused=lr.device.type in ('cpu','cuda') or None)
+        for p, g in zip(groups[-1]['params'], itertools.chain(*G)): p.grad = g[m]
+    opt = torch.optim.Adam(groups, fused=lr.device.type in ('cpu', 'cuda') or None)
     def update(l, d, u):
-        torch.bmm(d, u.transpose(1, 2), out=G[0][l]); torch.sum(d, 2, keepdim=True, out=G[1][l])
+        torch.bmm(d, u.transpose(1, 2), out=G[0][l])
+        torch.sum(d, 2, keepdim=True, out=G[1][l])
         if not l: opt.step()   # the first layer comes last
-    return update,torch.ones_like(lr)
+    return update, torch.ones_like(lr)
 
 # %% ../nbs/28_bandwidth.ipynb #bc7a2c89
-OPTS = {'sgd':_sgd, 'adam':_adam}
+OPTS = {'sgd': _sgd, 'adam': _adam}
 
 # %% ../nbs/28_bandwidth.ipynb #31553245
 def _step(act, a, P, x, y, update, scale):
     "One step of every member; gives the losses before it"
-    W,b = P
-    zs,us,out = _forward(act, a, W, b, x)
-    r = out-y
-    d = r*(2*scale/r[0].numel())
+    W, b = P
+    zs, us, out = _forward(act, a, W, b, x)
+    r = out - y
+    d = r * (2 * scale / r[0].numel())
     for l in reversed(range(len(W))):
         below = torch.bmm(W[l].transpose(1, 2), d) if l else None   # before `update` changes the weights
         update(l, d, us[l])
-        if l: d = below.mul_(ACTS[act][1](zs[l-1], us[l], a))
-    return r.square().mean((1,2))
+        if l: d = below.mul_(ACTS[act][1](zs[l - 1], us[l], a))
+    return r.square().mean((1, 2))
 
 # %% ../nbs/28_bandwidth.ipynb #9359f0d4
 @dataclass
 class Record:
     "What was noted along the training of a stack"
-    losses:pd.DataFrame # Columns step, member, loss
-    steps:list # Steps of the notes
-    seen:Tensor|None=None # Notes × members × points × outputs, in double precision
-    probe:Probe|None=None # The grid that was looked at
+    losses: pd.DataFrame  # Columns step, member, loss
+    steps: list  # Steps of the notes
+    seen: Tensor | None = None  # Notes × members × points × outputs, in double precision
+    probe: Probe | None = None  # The grid that was looked at
 
 # %% ../nbs/28_bandwidth.ipynb #f1b2f44d
 def _checked_probe(r):
@@ -264,95 +284,95 @@ def _checked_probe(r):
 
 # %% ../nbs/28_bandwidth.ipynb #7e896e1f
 @patch
-def amplitudes(self:Record,
-               freqs:Iterable[float], # In cycles per unit
-               target:Callable|Tensor|None=None, # As in `spectrum.amplitudes`
-               window:str='hann' # One of `WINDOWS`
-              )->pd.DataFrame: # Columns member, step, frequency, amplitude; with a target also target, error
+def amplitudes(self: Record,
+               freqs: Iterable[float],  # In cycles per unit
+               target: Callable | Tensor | None = None,  # As in `spectrum.amplitudes`
+               window: str = 'hann'  # One of `WINDOWS`
+              ) -> pd.DataFrame:  # Columns member, step, frequency, amplitude; with a target also target, error
     "Chosen frequencies of every member along training, as `convergence` takes them"
     p = _one_line(_checked_probe(self))
-    f,y = _frequencies(freqs, p),_target(target, p)
+    f, y = _frequencies(freqs, p), _target(target, p)
     def at(g): return coefficients(g.transpose(-1, -2), f, p.unit, window)
     c = at(self.seen).permute(2, 1, 0, 3)[None]       # 1 × outputs × members × notes × frequencies
-    M,N,K = c.shape[2:]
-    cols = _compare(c, None if y is None else at(y)[:,:,None,None])
-    return pd.DataFrame(dict(member=np.repeat(np.arange(M), N*K), step=np.tile(np.repeat(self.steps, K), M), frequency=np.tile(f, M*N),
-                             **{k:v.expand(M, N, K).flatten() for k,v in cols.items()}))
+    M, N, K = c.shape[2:]
+    cols = _compare(c, None if y is None else at(y)[:, :, None, None])
+    return pd.DataFrame(dict(member=np.repeat(np.arange(M), N * K), step=np.tile(np.repeat(self.steps, K), M), frequency=np.tile(f, M * N),
+                             **{k: v.expand(M, N, K).flatten() for k, v in cols.items()}))
 
 # %% ../nbs/28_bandwidth.ipynb #254ea7ed
 @patch
-def spectrogram(self:Record, window:str='hann')->pd.DataFrame: # Columns step, member, output, frequency, amplitude, energy
+def spectrogram(self: Record, window: str = 'hann') -> pd.DataFrame:  # Columns step, member, output, frequency, amplitude, energy
     "The whole spectrum of every member along training"
     p = _one_line(_checked_probe(self))
-    return pd.concat([spectra_of(g, p.unit, window, 'member').assign(step=s) for s,g in zip(self.steps, self.seen)], ignore_index=True)
+    return pd.concat([spectra_of(g, p.unit, window, 'member').assign(step=s) for s, g in zip(self.steps, self.seen)], ignore_index=True)
 
 # %% ../nbs/28_bandwidth.ipynb #043dbc3a
 def _rates(lr, stack):
     "A learning rate for each member"
     v = torch.as_tensor(lr, dtype=stack.a.dtype, device=stack.a.device).flatten()
-    if len(v) not in (1,len(stack)) or not (v.isfinite() & (v>=0)).all(): raise ReinitError(f'lr={v.tolist()[:5]} should be one number, or one for each of the {len(stack)} members, finite and >= 0')
+    if len(v) not in (1, len(stack)) or not (v.isfinite() & (v >= 0)).all(): raise ReinitError(f'lr={v.tolist()[:5]} should be one number, or one for each of the {len(stack)} members, finite and >= 0')
     return v.expand(len(stack)).reshape(-1, 1, 1).contiguous()
 
 def _chunk(stack, chunk):
     "Members trained at once: as many as fit the cache, unless told otherwise"
-    size = sum(o[0].numel() for o in (*stack.W, *stack.b))*stack.a.element_size()
-    return max(1, 2**22//size) if chunk is None else check_number('chunk', chunk, 1, integer=True)
+    size = sum(o[0].numel() for o in (*stack.W, *stack.b)) * stack.a.element_size()
+    return max(1, 2**22 // size) if chunk is None else check_number('chunk', chunk, 1, integer=True)
 
 # %% ../nbs/28_bandwidth.ipynb #c96242a6
 @torch.no_grad()
-def fit(stack:CoordinateStack, # The networks, changed in place
-        x, # Points × coordinates, or members × points × coordinates
-        y, # A `Signal` or another function of `x`, or values like `x`
-        steps:int, # Of every member
-        lr:float|Sequence=1e-3, # For all, or one for each member
-        opt:str='adam', # One of `OPTS`
-        every:int=100, # Steps between two notes
-        probe:Probe|None=None, # Grid to look at with each note
-        chunk:int|None=None # Members at once; default: as many as fit the cache
-       )->Record:
+def fit(stack: CoordinateStack,  # The networks, changed in place
+        x,  # Points × coordinates, or members × points × coordinates
+        y,  # A `Signal` or another function of `x`, or values like `x`
+        steps: int,  # Of every member
+        lr: float | Sequence = 1e-3,  # For all, or one for each member
+        opt: str = 'adam',  # One of `OPTS`
+        every: int = 100,  # Steps between two notes
+        probe: Probe | None = None,  # Grid to look at with each note
+        chunk: int | None = None  # Members at once; default: as many as fit the cache
+       ) -> Record:
     "Train every member with full batches and squared error"
-    steps,every = check_number('steps', steps, 1, integer=True),check_number('every', every, 1, integer=True)
-    make,X = OPTS[check_choice('opt', opt, OPTS)],_data(x, 'x', stack, stack.W[0].shape[2])
+    steps, every = check_number('steps', steps, 1, integer=True), check_number('every', every, 1, integer=True)
+    make, X = OPTS[check_choice('opt', opt, OPTS)], _data(x, 'x', stack, stack.W[0].shape[2])
     Y = _data(y(torch.as_tensor(x, dtype=torch.float64)) if callable(y) else y, 'y', stack, stack.W[-1].shape[1])
-    if Y.shape[2]!=X.shape[2]: raise ReinitError(f'y has {Y.shape[2]} points, and x has {X.shape[2]}')
-    rates,parts,k = _rates(lr, stack),[],_chunk(stack, chunk)
-    at = sorted({*range(0, steps+1, every), steps})
+    if Y.shape[2] != X.shape[2]: raise ReinitError(f'y has {Y.shape[2]} points, and x has {X.shape[2]}')
+    rates, parts, k = _rates(lr, stack), [], _chunk(stack, chunk)
+    at = sorted({*range(0, steps + 1, every), steps})
     for i in range(0, len(stack), k):
-        parts.append(_fit_part(stack, slice(i, i+k), X, Y, rates, make, steps, at, probe))
-    losses,seen = (torch.cat(o, 1) if o[0] is not None else None for o in zip(*parts))
+        parts.append(_fit_part(stack, slice(i, i + k), X, Y, rates, make, steps, at, probe))
+    losses, seen = (torch.cat(o, 1) if o[0] is not None else None for o in zip(*parts))
     df = pd.DataFrame(dict(step=np.repeat(at, len(stack)), member=np.tile(np.arange(len(stack)), len(at)), loss=losses.flatten().cpu()))
     return Record(df, at, seen, probe)
 
 # %% ../nbs/28_bandwidth.ipynb #5bda9568
 def _fit_part(stack, s, X, Y, rates, make, steps, at, probe):
     "Train some members, and note their losses and what they say on the grid"
-    P,a,x,y,at = tuple([p[s] for p in ps] for ps in (stack.W, stack.b)),stack.a[s],X[s].contiguous(),Y[s].contiguous(),set(at)
-    update,scale = make(P, rates[s])
+    P, a, x, y, at = tuple([p[s] for p in ps] for ps in (stack.W, stack.b)), stack.a[s], X[s].contiguous(), Y[s].contiguous(), set(at)
+    update, scale = make(P, rates[s])
     look = None if probe is None else probe.points().to(x).T[None].expand(len(x), -1, -1)
-    losses,seen = [],[]
+    losses, seen = [], []
     def note():
-        losses.append((_forward(stack.act, a, *P, x)[2]-y).square().mean((1,2)).double())
+        losses.append((_forward(stack.act, a, *P, x)[2] - y).square().mean((1, 2)).double())
         if look is not None: seen.append(_forward(stack.act, a, *P, look)[2].transpose(1, 2).cpu().double())
     for t in range(steps):
         if t in at: note()
         _step(stack.act, a, P, x, y, update, scale)
     note()
-    return torch.stack(losses),torch.stack(seen) if seen else None
+    return torch.stack(losses), torch.stack(seen) if seen else None
 
 # %% ../nbs/28_bandwidth.ipynb #26c43cf5
-STARTS = {'random':None, 'high':SIGNALS['high'], 'high 3':SIGNALS['high 3'], 'dc':SIGNALS['dc']}
+STARTS = {'random': None, 'high': SIGNALS['high'], 'high 3': SIGNALS['high 3'], 'dc': SIGNALS['dc']}
 
 # %% ../nbs/28_bandwidth.ipynb #70b522ba
-def pretrain(stack:CoordinateStack, # The networks, changed in place
-             start:str|Signal='high', # One of `STARTS`, or any signal
-             lo:float=-1., # Where the signal is sampled
-             hi:float=1.,
-             n:int=256, # Points, which must tell its frequencies apart
-             steps:int=1000, # Of every member
-             lr:float|Sequence=1e-3, # As in `fit`
-             opt:str='adam', # One of `OPTS`
-             **kwargs # Further arguments of `fit`
-            )->Record|None: # `None` for `random`
+def pretrain(stack: CoordinateStack,  # The networks, changed in place
+             start: str | Signal = 'high',  # One of `STARTS`, or any signal
+             lo: float = -1.,  # Where the signal is sampled
+             hi: float = 1.,
+             n: int = 256,  # Points, which must tell its frequencies apart
+             steps: int = 1000,  # Of every member
+             lr: float | Sequence = 1e-3,  # As in `fit`
+             opt: str = 'adam',  # One of `OPTS`
+             **kwargs  # Further arguments of `fit`
+            ) -> Record | None:  # `None` for `random`
     "Give networks their start by letting them learn a signal"
     signal = start if isinstance(start, Signal) else STARTS[check_choice('start', start, STARTS)]
     if signal is None: return None
@@ -361,22 +381,22 @@ def pretrain(stack:CoordinateStack, # The networks, changed in place
     return fit(stack, p.points(), signal, steps, lr, opt, **kwargs)
 
 # %% ../nbs/28_bandwidth.ipynb #4468a77c
-LABELS = {'right':'as they are', 'random':'shuffled among the examples', 'swapped':'each class has the name of another', 'constant':'all the same'}
+LABELS = {'right': 'as they are', 'random': 'shuffled among the examples', 'swapped': 'each class has the name of another', 'constant': 'all the same'}
 
 # %% ../nbs/28_bandwidth.ipynb #c27746ef
-def relabel(y:Tensor, # Labels 0, 1, …
-            how:str='random', # One of `LABELS`
-            n_classes:int|None=None, # Default: as many as occur
-            seed:int=0 # From the `data` stream
-           )->Tensor:
+def relabel(y: Tensor,  # Labels 0, 1, …
+            how: str = 'random',  # One of `LABELS`
+            n_classes: int | None = None,  # Default: as many as occur
+            seed: int = 0  # From the `data` stream
+           ) -> Tensor:
     "Labels for pre-training"
     check_choice('how', how, LABELS)
-    if y.is_floating_point() or y.ndim!=1 or not len(y): raise ReinitError(f'y has shape {tuple(y.shape)} and type {y.dtype}, and should be whole numbers, one per example')
-    g,c = Streams(seed).data,int(y.max())+1 if n_classes is None else check_number('n_classes', n_classes, 1, integer=True)
-    if y.min()<0 or y.max()>=c: raise ReinitError(f'n_classes={c}: y has labels from {int(y.min())} to {int(y.max())}, and they should be 0 to {c-1}')
-    if how=='random': return y[torch.randperm(len(y), generator=g).to(y.device)]
-    if how=='swapped': return torch.as_tensor(swapped(check_number('n_classes', c, 2, integer=True), g), device=y.device)[y]
-    return y.clone() if how=='right' else torch.zeros_like(y)
+    if y.is_floating_point() or y.ndim != 1 or not len(y): raise ReinitError(f'y has shape {tuple(y.shape)} and type {y.dtype}, and should be whole numbers, one per example')
+    g, c = Streams(seed).data, int(y.max()) + 1 if n_classes is None else check_number('n_classes', n_classes, 1, integer=True)
+    if y.min() < 0 or y.max() >= c: raise ReinitError(f'n_classes={c}: y has labels from {int(y.min())} to {int(y.max())}, and they should be 0 to {c-1}')
+    if how == 'random': return y[torch.randperm(len(y), generator=g).to(y.device)]
+    if how == 'swapped': return torch.as_tensor(swapped(check_number('n_classes', c, 2, integer=True), g), device=y.device)[y]
+    return y.clone() if how == 'right' else torch.zeros_like(y)
 
 # %% ../nbs/28_bandwidth.ipynb #e42a76b2
 def _trained_list(model):
@@ -388,33 +408,35 @@ def _epoch(model, x, y, bs, opt, order):
     "One epoch of cross entropy"
     model.train()
     for i in order.split(bs):
-        opt.zero_grad(); F.cross_entropy(model(x[i]), y[i]).backward(); opt.step()
+        opt.zero_grad()
+        F.cross_entropy(model(x[i]), y[i]).backward()
+        opt.step()
 
 # %% ../nbs/28_bandwidth.ipynb #c0765c58
 @torch.no_grad()
 def _score(model, x, y, bs):
     "Mean loss and accuracy, evaluating"
     model.eval()
-    out = torch.cat([model(o) for o in x.split(4*bs)]).float()
+    out = torch.cat([model(o) for o in x.split(4 * bs)]).float()
     check_scores(out, y)
-    return F.cross_entropy(out, y).item(),(out.argmax(1)==y).double().mean().item()
+    return F.cross_entropy(out, y).item(), (out.argmax(1) == y).double().mean().item()
 
 # %% ../nbs/28_bandwidth.ipynb #0a5346b2
-def fit_labels(model:nn.Module, # A classifier, changed in place
-               data, # The training sample, as in `batches`
-               how:str='right', # One of `LABELS`
-               epochs:int=100, # At most
-               until:float=1., # Stop when this accuracy is reached on the training sample; above 1: never
-               lr:float=1e-3, # Of Adam
-               bs:int=64, # Batch size; a last batch of one example is left out
-               seed:int=0 # Of labels, order and dropout
-              )->pd.DataFrame: # One row per epoch, from 0 (before): epoch, loss, accuracy, on the training sample with these labels
+def fit_labels(model: nn.Module,  # A classifier, changed in place
+               data,  # The training sample, as in `batches`
+               how: str = 'right',  # One of `LABELS`
+               epochs: int = 100,  # At most
+               until: float = 1.,  # Stop when this accuracy is reached on the training sample; above 1: never
+               lr: float = 1e-3,  # Of Adam
+               bs: int = 64,  # Batch size; a last batch of one example is left out
+               seed: int = 0  # Of labels, order and dropout
+              ) -> pd.DataFrame:  # One row per epoch, from 0 (before): epoch, loss, accuracy, on the training sample with these labels
     "Train on right, random, swapped or constant labels, to full training accuracy"
-    epochs,bs,lr = check_number('epochs', epochs, 1, integer=True),check_number('bs', bs, 1, integer=True),check_number('lr', lr, 0, lo_open=True)
+    epochs, bs, lr = check_number('epochs', epochs, 1, integer=True), check_number('bs', bs, 1, integer=True), check_number('lr', lr, 0, lo_open=True)
     check_choice('how', how, LABELS)
     p = next(iter(_trained_list(model)))
-    x,y = (torch.cat(o).to(p.device) for o in zip(*batches(data)))
-    modes,g = [(m, m.training) for m in model.modules()],Streams(seed).fork('order').data
+    x, y = (torch.cat(o).to(p.device) for o in zip(*batches(data)))
+    modes, g = [(m, m.training) for m in model.modules()], Streams(seed).fork('order').data
     opt = torch.optim.Adam(_trained_list(model), lr)
     try:
         with _same_luck():
@@ -422,57 +444,57 @@ def fit_labels(model:nn.Module, # A classifier, changed in place
             _score(model, x, y, bs)             # raises for labels or outputs that do not fit, before anything is changed
             y = relabel(y, how, model(x[:1]).shape[1], seed)
             rows = [(0, *_score(model, x, y, bs))]
-            while len(rows)<=epochs and rows[-1][2]<until:
+            while len(rows) <= epochs and rows[-1][2] < until:
                 order = torch.randperm(len(x), generator=g).to(p.device)
-                _epoch(model, x, y, bs, opt, order[:-1] if len(x)%bs==1 and len(x)>1 else order)
+                _epoch(model, x, y, bs, opt, order[:-1] if len(x) % bs == 1 and len(x) > 1 else order)
                 rows.append((len(rows), *_score(model, x, y, bs)))
     finally:
         opt.zero_grad(set_to_none=True)
-        for m,t in modes: m.training = t
-    return pd.DataFrame(rows, columns=['epoch','loss','accuracy'])
+        for m, t in modes: m.training = t
+    return pd.DataFrame(rows, columns=['epoch', 'loss', 'accuracy'])
 
 # %% ../nbs/28_bandwidth.ipynb #34042e9f
 def _jacobians(model, params, x):
     "For each point and output the gradient with respect to each parameter: points × outputs × shape"
-    rest = {n:t.detach() for n,t in (*model.named_parameters(), *model.named_buffers()) if n not in params}
+    rest = {n: t.detach() for n, t in (*model.named_parameters(), *model.named_buffers()) if n not in params}
     def f(p, o): return functional_call(model, (p, rest), (o[None],)).reshape(-1)
-    return vmap(jacrev(f), (None,0))(params, x)
+    return vmap(jacrev(f), (None, 0))(params, x)
 
 def _trained(model):
     "Parameters that training moves"
-    ps = {n:p.detach() for n,p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
+    ps = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
     if not ps: raise ReinitError('model has no parameters to train: its function does not change. Unfreeze some')
     return ps
 
 # %% ../nbs/28_bandwidth.ipynb #a0eae1ab
-def tangent_kernel(model:nn.Module, # Any model; measured in evaluation mode
-                   x:Tensor, # Points
-                   z:Tensor, # Other points
-                   memory:int=2**27 # Bytes for the Jacobians of each side
-                  )->Tensor: # Points × other points × outputs × outputs
+def tangent_kernel(model: nn.Module,  # Any model; measured in evaluation mode
+                   x: Tensor,  # Points
+                   z: Tensor,  # Other points
+                   memory: int = 2**27  # Bytes for the Jacobians of each side
+                  ) -> Tensor:  # Points × other points × outputs × outputs
     "The tangent kernel $K(x,z)$, summed over the parameters that are trained"
     memory = check_number('memory', memory, 1, integer=True)
-    ps,modes = _trained(model),[(m, m.training) for m in model.modules()]
+    ps, modes = _trained(model), [(m, m.training) for m in model.modules()]
     model.eval()
     try:
         with torch.no_grad(): o = model(x[:1]).numel()
-        k = max(1, memory//(o*sum(p.numel()*p.element_size() for p in ps.values())))
+        k = max(1, memory // (o * sum(p.numel() * p.element_size() for p in ps.values())))
         rows = []
         for b in z.split(k):        # the Jacobians of these points are kept while all of `x` goes by
             Jb = _jacobians(model, ps, b)
-            rows.append(torch.cat([sum(torch.einsum('iap,jbp->ijab', j.flatten(2), Jb[n].flatten(2)) for n,j in _jacobians(model, ps, a).items()) for a in x.split(k)]))
+            rows.append(torch.cat([sum(torch.einsum('iap,jbp->ijab', j.flatten(2), Jb[n].flatten(2)) for n, j in _jacobians(model, ps, a).items()) for a in x.split(k)]))
         return torch.cat(rows, 1)
     finally:
-        for m,t in modes: m.training = t
+        for m, t in modes: m.training = t
 
 # %% ../nbs/28_bandwidth.ipynb #a5a3d18b
-def velocity(model:nn.Module, # Any model
-             x:Tensor, # Training inputs
-             y:Tensor, # Training targets
-             points:Tensor, # Where to look
-             loss:Callable=F.mse_loss, # As `loss(output, y)`, the mean over the examples
-             memory:int=2**27 # As in `tangent_kernel`
-            )->Tensor: # Points × outputs
+def velocity(model: nn.Module,  # Any model
+             x: Tensor,  # Training inputs
+             y: Tensor,  # Training targets
+             points: Tensor,  # Where to look
+             loss: Callable = F.mse_loss,  # As `loss(output, y)`, the mean over the examples
+             memory: int = 2**27  # As in `tangent_kernel`
+            ) -> Tensor:  # Points × outputs
     "How fast the function changes under gradient flow, $-\\frac1n\\sum_iK(x,x_i)\\nabla c_i$"
     with untouched(model): out = model(x)
     out.requires_grad_()
@@ -486,50 +508,50 @@ def _descend(model, x, y, loss, h):
     ps = [p for p in new.parameters() if p.requires_grad]
     gs = torch.autograd.grad(loss(new(x), y), ps, allow_unused=True)
     with torch.no_grad():
-        for p,g in zip(ps, gs):
+        for p, g in zip(ps, gs):
             if g is not None: p.sub_(g, alpha=h)
     return new
 
 # %% ../nbs/28_bandwidth.ipynb #0df2ff48
-def stable_step(model:nn.Module, # Any model
-                x:Tensor, # Training inputs
-                memory:int=2**27 # As in `tangent_kernel`
-               )->float:
+def stable_step(model: nn.Module,  # Any model
+                x: Tensor,  # Training inputs
+                memory: int = 2**27  # As in `tangent_kernel`
+               ) -> float:
     "$n/\\lambda$ with the largest eigenvalue of the kernel on `x`: above it, gradient descent of the squared error of one output diverges"
     K = tangent_kernel(model, x, x, memory).permute(0, 2, 1, 3)
-    top = torch.linalg.eigvalsh(K.reshape(K.shape[0]*K.shape[1], -1).double())[-1].item()
-    if not top>0: raise ReinitError('model: its kernel is zero at the training points: no step changes what it says there')
-    return len(x)/top
+    top = torch.linalg.eigvalsh(K.reshape(K.shape[0] * K.shape[1], -1).double())[-1].item()
+    if not top > 0: raise ReinitError('model: its kernel is zero at the training points: no step changes what it says there')
+    return len(x) / top
 
 # %% ../nbs/28_bandwidth.ipynb #d55e0ed9
 def _transform(g, window):
     "Lines × outputs × frequencies, complex, scaled to amplitudes; without frequency zero"
-    return 2*fourier(g.transpose(1, 2), window)[1][...,1:]/window_weights(g.shape[1], window).sum()
+    return 2 * fourier(g.transpose(1, 2), window)[1][..., 1:] / window_weights(g.shape[1], window).sum()
 
 # %% ../nbs/28_bandwidth.ipynb #f867f780
-def law(model:nn.Module, # Any model
-        data, # The training sample, one batch `(x, y)` or as in `batches`
-        probe:Probe, # Lines, from `grid` or `lines`
-        steps:Iterable[float]=(1e-6,), # Step sizes, in units of `stable_step`
-        loss:Callable=F.mse_loss, # As `loss(output, y)`, the mean over the examples
-        window:str='hann', # One of `WINDOWS`
-        outputs:str|int='mean', # As in `spectrum.values`
-        memory:int=2**27 # As in `tangent_kernel`
-       )->pd.DataFrame: # Columns step, h (the same without unit), line, output, frequency, predicted, measured, error
+def law(model: nn.Module,  # Any model
+        data,  # The training sample, one batch `(x, y)` or as in `batches`
+        probe: Probe,  # Lines, from `grid` or `lines`
+        steps: Iterable[float] = (1e-6,),  # Step sizes, in units of `stable_step`
+        loss: Callable = F.mse_loss,  # As `loss(output, y)`, the mean over the examples
+        window: str = 'hann',  # One of `WINDOWS`
+        outputs: str | int = 'mean',  # As in `spectrum.values`
+        memory: int = 2**27  # As in `tangent_kernel`
+       ) -> pd.DataFrame:  # Columns step, h (the same without unit), line, output, frequency, predicted, measured, error
     "Both sides of the weak spectral-bias law"
     check_choice('window', window, WINDOWS)
     hs = [check_number('steps', h, 0, lo_open=True) for h in (steps if isinstance(steps, Iterable) else [steps])]
     if not hs: raise ReinitError('steps is empty: give one step size or more')
-    if not isinstance(probe, Probe) or probe.dim!=1: raise ReinitError('probe should have lines: make one with grid or lines')
-    m,x,y = _double(model, data)
+    if not isinstance(probe, Probe) or probe.dim != 1: raise ReinitError('probe should have lines: make one with grid or lines')
+    m, x, y = _double(model, data)
     now = values(m, probe, outputs)        # also checks that the model takes these points
     v = _pick(velocity(m, x, y, probe.to(x.device, x.dtype).points(), loss, memory), outputs).cpu()
-    want,unit = _transform(v.view(len(probe), probe.n, -1), window),stable_step(m, x, memory)
-    f = np.tile(np.arange(1, probe.n//2+1)/probe.unit, want.shape[0]*want.shape[1])
+    want, unit = _transform(v.view(len(probe), probe.n, -1), window), stable_step(m, x, memory)
+    f = np.tile(np.arange(1, probe.n // 2 + 1) / probe.unit, want.shape[0] * want.shape[1])
     def rows(step):
-        h = step*unit
-        got = _transform((values(_descend(m, x, y, loss, h), probe, outputs)-now)/h, window)
-        return pd.DataFrame(dict(step=step, h=h, **_rows('line', *want.shape), frequency=f, predicted=want.abs().flatten(), measured=got.abs().flatten(), error=(got-want).abs().flatten()))
+        h = step * unit
+        got = _transform((values(_descend(m, x, y, loss, h), probe, outputs) - now) / h, window)
+        return pd.DataFrame(dict(step=step, h=h, **_rows('line', *want.shape), frequency=f, predicted=want.abs().flatten(), measured=got.abs().flatten(), error=(got - want).abs().flatten()))
     return pd.concat([rows(h) for h in hs], ignore_index=True)
 
 # %% ../nbs/28_bandwidth.ipynb #c95a3a8c
@@ -537,19 +559,19 @@ def _double(model, data):
     "A copy of the model that evaluates in double precision, with its data"
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module')
     _trained(model)
-    x,y = (torch.cat(o) for o in zip(*batches(data)))
+    x, y = (torch.cat(o) for o in zip(*batches(data)))
     m = copy.deepcopy(model).double().eval()
     dev = next(m.parameters()).device
-    return m,x.to(dev).double(),(y.double() if y.is_floating_point() else y).to(dev)
+    return m, x.to(dev).double(), (y.double() if y.is_floating_point() else y).to(dev)
 
 # %% ../nbs/28_bandwidth.ipynb #35290cf9
-def plot_law(df:pd.DataFrame, # From `law`
-             step:float|None=None, # Which step size; default: the smallest
-             ax=None # Where to draw
-            ): # Axes
+def plot_law(df: pd.DataFrame,  # From `law`
+             step: float | None = None,  # Which step size; default: the smallest
+             ax=None  # Where to draw
+            ):  # Axes
     "The law's two sides, and their distance"
-    ax,h = _axes(ax),df.step.min() if step is None else check_choice('step', step, df.step.unique())
-    g = df[df.step==h].groupby('frequency')[['predicted','measured','error']].agg(lambda o: (o**2).mean()**.5)
+    ax, h = _axes(ax), df.step.min() if step is None else check_choice('step', step, df.step.unique())
+    g = df[df.step == h].groupby('frequency')[['predicted', 'measured', 'error']].agg(lambda o: (o**2).mean()**.5)
     ax.plot(g.index, g.measured, lw=4, alpha=.4, label=f'measured, step {h:g}')
     ax.plot(g.index, g.predicted, 'k', lw=1, label='predicted by the kernel')
     ax.plot(g.index, g.error, ':', lw=1, label='distance')
@@ -566,31 +588,31 @@ def _rms(o): return float(np.sqrt(np.mean(np.square(np.abs(o)))))
 def _f4_row(net, seed, data, probe, steps, tol):
     "One network of `f4_evidence`"
     df = law(coordinate_net(net, seed), data, probe, steps)
-    df = df[df.frequency<df.frequency.max()]      # the highest one stands for itself only
-    small,e = df[df.step==min(steps)],df.groupby('step').error.agg(_rms)
-    order = np.diff(np.log(e.iloc[:2]))[0]/np.diff(np.log(e.index[:2]))[0]     # of the two smallest
-    m,x,y = _double(coordinate_net(net, seed), data)
-    other,p = _double(coordinate_net(net, seed+10_000), data)[0],probe.points()
-    v,w = (_transform(velocity(o, x, y, p).view(1, probe.n, -1), 'hann')[0,0,:-1] for o in (m,other))
-    f,P = small.frequency.to_numpy(),small.predicted.to_numpy()
-    decay = _rms(P[f>f.max()/2])/_rms(P[f<=f.max()/16])
-    err = _rms(small.error)/_rms(P)
-    return dict(seed=seed, frequencies=len(small), error=err, order=order, control=_rms((w-v).numpy())/_rms(P), decay=decay, agree=bool(err<tol and (order>.8 or err<ROUNDING)), vanishes=bool(decay<.1))
+    df = df[df.frequency < df.frequency.max()]      # the highest one stands for itself only
+    small, e = df[df.step == min(steps)], df.groupby('step').error.agg(_rms)
+    order = np.diff(np.log(e.iloc[:2]))[0] / np.diff(np.log(e.index[:2]))[0]     # of the two smallest
+    m, x, y = _double(coordinate_net(net, seed), data)
+    other, p = _double(coordinate_net(net, seed + 10_000), data)[0], probe.points()
+    v, w = (_transform(velocity(o, x, y, p).view(1, probe.n, -1), 'hann')[0, 0, :-1] for o in (m, other))
+    f, P = small.frequency.to_numpy(), small.predicted.to_numpy()
+    decay = _rms(P[f > f.max() / 2]) / _rms(P[f <= f.max() / 16])
+    err = _rms(small.error) / _rms(P)
+    return dict(seed=seed, frequencies=len(small), error=err, order=order, control=_rms((w - v).numpy()) / _rms(P), decay=decay, agree=bool(err < tol and (order > .8 or err < ROUNDING)), vanishes=bool(decay < .1))
 
 # %% ../nbs/28_bandwidth.ipynb #aee1af75
-def f4_evidence(names:Sequence[str]=('relu','gaussian','sine'), # Of `NETS`
-                seeds:Iterable[int]=range(5), # Of the weights
-                signal:Signal=SIGNALS['sine'], # What would be learned
-                points:int=8, # Training points, equally spaced
-                probe:Probe|None=None, # Default: 512 points on [−1, 1]
-                steps:Sequence[float]=(1e-5,1e-6), # In units of `stable_step`
-                tol:float=1e-3, # Relative error that counts as agreement, at the smallest step
-                **kwargs # Fields of `CoordinateNet` to be changed
-               )->pd.DataFrame: # One row per network and seed: net, seed, frequencies, error, order, control, decay, agree, vanishes
+def f4_evidence(names: Sequence[str] = ('relu', 'gaussian', 'sine'),  # Of `NETS`
+                seeds: Iterable[int] = range(5),  # Of the weights
+                signal: Signal = SIGNALS['sine'],  # What would be learned
+                points: int = 8,  # Training points, equally spaced
+                probe: Probe | None = None,  # Default: 512 points on [−1, 1]
+                steps: Sequence[float] = (1e-5, 1e-6),  # In units of `stable_step`
+                tol: float = 1e-3,  # Relative error that counts as agreement, at the smallest step
+                **kwargs  # Fields of `CoordinateNet` to be changed
+               ) -> pd.DataFrame:  # One row per network and seed: net, seed, frequencies, error, order, control, decay, agree, vanishes
     "Claim F4: the tangent kernel predicts the measured change of the spectrum, and the prediction vanishes at high frequency"
     probe = grid(-1, 1, 512) if probe is None else probe
-    if len(set(steps))<2: raise ReinitError(f'steps={tuple(steps)} should be two or more different ones: the order is a slope')
-    if not isinstance(probe, Probe) or len(probe)!=1 or probe.dim!=1: raise ReinitError('probe should be one line, from grid')
-    x = torch.linspace(float(probe.origin.flatten()[0]), float((probe.origin+probe.axes[0]).flatten()[0]), check_number('points', points, 1, integer=True)+1, dtype=torch.float64)[:-1,None]
-    tol,seeds = check_number('tol', tol, 0, lo_open=True),list(seeds)
+    if len(set(steps)) < 2: raise ReinitError(f'steps={tuple(steps)} should be two or more different ones: the order is a slope')
+    if not isinstance(probe, Probe) or len(probe) != 1 or probe.dim != 1: raise ReinitError('probe should be one line, from grid')
+    x = torch.linspace(float(probe.origin.flatten()[0]), float((probe.origin + probe.axes[0]).flatten()[0]), check_number('points', points, 1, integer=True) + 1, dtype=torch.float64)[:-1, None]
+    tol, seeds = check_number('tol', tol, 0, lo_open=True), list(seeds)
     return pd.DataFrame([dict(net=k, **_f4_row(net_named(k, **kwargs), s, (x, signal(x)), probe, steps, tol)) for k in names for s in seeds])

@@ -6,13 +6,15 @@
 __all__ = ['CONTENDERS', 'TARGETS', 'flops', 'bench', 'bench_callbacks']
 
 # %% ../nbs/63_bench.ipynb #dc58797f
-import gc, time
-from collections.abc import Callable
+import gc
+import time
+
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
+
 from .core import Streams, check_number, progress
 from .ensemble import MLPRun, Stack, batches, module, one_hot, optimizer, plan, train
 from .synthetic import make
@@ -21,7 +23,7 @@ from .synthetic import make
 def _data(run, n):
     "Training sets and initial networks of `n` seeds, stacked"
     streams = [Streams(s) for s in range(n)]
-    x,y = (torch.stack(t) for t in list(zip(*(make(run.task, s) for s in streams)))[:2])
+    x, y = (torch.stack(t) for t in list(zip(*(make(run.task, s) for s in streams)))[:2])
     return x, y, Stack(run.dims, streams, run.act, run.init)
 
 def _loop(run, x, y, stack):
@@ -29,7 +31,7 @@ def _loop(run, x, y, stack):
     nets = [nn.Sequential(*(nn.ReLU() if not isinstance(m, nn.Linear) else m for m in module(stack, i))) for i in range(len(x))]
     opts = [torch.optim.SGD(net.parameters(), lr=run.lr) for net in nets]
     def go(steps):
-        for net,opt,xi,yi in zip(nets, opts, x, y):
+        for net, opt, xi, yi in zip(nets, opts, x, y):
             for _ in range(steps):
                 opt.zero_grad()
                 F.cross_entropy(net(xi), yi).backward()
@@ -40,18 +42,18 @@ def _loop(run, x, y, stack):
 def _vmap(run, x, y, stack):
     "All seeds at once through `torch.func`"
     nets = [module(stack, i) for i in range(len(x))]
-    params,_ = stack_module_state(nets)
-    params = {k:v.detach() for k,v in params.items()}
-    step = vmap(grad(lambda p,x,y: F.cross_entropy(functional_call(nets[0], p, (x,)), y)))
+    params, _ = stack_module_state(nets)
+    params = {k: v.detach() for k, v in params.items()}
+    step = vmap(grad(lambda p, x, y: F.cross_entropy(functional_call(nets[0], p, (x,)), y)))
     def go(steps):
         for _ in range(steps):
-            for k,g in step(params, x, y).items(): params[k].sub_(g, alpha=run.lr)
+            for k, g in step(params, x, y).items(): params[k].sub_(g, alpha=run.lr)
     return go, lambda: params['0.weight']
 
 # %% ../nbs/63_bench.ipynb #aaa4bc45
-def _chunks(run, n): # Seeds in each of the ensemble's stacks
+def _chunks(run, n):  # Seeds in each of the ensemble's stacks
     sizes = [len(p) for p in plan([run.replace(seed=s) for s in range(n)])]
-    return [slice(sum(sizes[:i]), sum(sizes[:i+1])) for i in range(len(sizes))]
+    return [slice(sum(sizes[:i]), sum(sizes[:i + 1])) for i in range(len(sizes))]
 
 def _ensemble(run, x, y, stack):
     "Ours, in stacks that fit the cache"
@@ -60,72 +62,74 @@ def _ensemble(run, x, y, stack):
         s = Stack(run.dims, [Streams(i) for i in range(len(x))[c]], run.act, run.init)
         parts.append((s, batches(x[c].clone(), one_hot(y[c], run.task.classes, len(s))), optimizer(s, lr=run.lr)))
     def go(steps):
-        for s,feed,opt in parts: train(s, feed, opt, steps)
-    return go, lambda: torch.cat([s.W[0] for s,_,_ in parts])
+        for s, feed, opt in parts: train(s, feed, opt, steps)
+    return go, lambda: torch.cat([s.W[0] for s, _, _ in parts])
 
 # %% ../nbs/63_bench.ipynb #b20a41ee
 def _products(run, n, members):
     "The matrix products of one step, as (a, b, out)"
-    e,out = torch.randn, []
-    for l,(i,o) in enumerate(zip(run.dims, run.dims[1:])):
-        W,u,d = e(members,o,i),e(members,i,n),e(members,o,n)
+    e, out = torch.randn, []
+    for l, (i, o) in enumerate(zip(run.dims, run.dims[1:])):
+        W, u, d = e(members, o, i), e(members, i, n), e(members, o, n)
         out += [(W, u), (d, u.transpose(1, 2))]            # forward, and the gradient of the weight
         if l: out.append((W.transpose(1, 2), d))           # the gradient of the layer below
-    return [(a, b, torch.bmm(a, b)) for a,b in out]
+    return [(a, b, torch.bmm(a, b)) for a, b in out]
 
 def _bmm(run, x, y, stack):
     "Nothing but the matrix products"
-    parts = [_products(run, x.shape[1], c.stop-c.start) for c in _chunks(run, len(x))]
+    parts = [_products(run, x.shape[1], c.stop - c.start) for c in _chunks(run, len(x))]
     def go(steps):
         for p in parts:
             for _ in range(steps):
-                for a,b,out in p: torch.bmm(a, b, out=out)
+                for a, b, out in p: torch.bmm(a, b, out=out)
     return go, None
 
 CONTENDERS = dict(loop=_loop, vmap=_vmap, bmm=_bmm, ensemble=_ensemble)
 
 # %% ../nbs/63_bench.ipynb #e096855a
-def flops(run:MLPRun # Decides the shapes
-         )->int: # Of one step of one member
+def flops(run: MLPRun  # Decides the shapes
+         ) -> int:  # Of one step of one member
     "Floating-point operations that the mathematics of a step needs: three products for each layer, two for the first"
-    w = [i*o for i,o in zip(run.dims, run.dims[1:])]
-    return 2*run.task.n_train*(3*sum(w)-w[0])
+    w = [i * o for i, o in zip(run.dims, run.dims[1:])]
+    return 2 * run.task.n_train * (3 * sum(w) - w[0])
 
 def _timed(go, steps):
     gc.disable()
     try:
-        start = time.perf_counter(); go(steps)
-        return time.perf_counter()-start
+        start = time.perf_counter()
+        go(steps)
+        return time.perf_counter() - start
     finally: gc.enable()
 
 # %% ../nbs/63_bench.ipynb #8bb7ac81
 TARGETS = dict(loop=6., vmap=1.3, bmm=.6)
 
-def bench(seeds:int=100, # Networks
-          steps:int=20, # Of each network in one repeat
-          repeats:int=5, # The best counts
-          show:bool=True # Show a progress bar?
-         )->pd.DataFrame: # One row for each way: member-steps per second, GFLOP/s, and how many times faster the ensemble is
+def bench(seeds: int = 100,  # Networks
+          steps: int = 20,  # Of each network in one repeat
+          repeats: int = 5,  # The best counts
+          show: bool = True  # Show a progress bar?
+         ) -> pd.DataFrame:  # One row for each way: member-steps per second, GFLOP/s, and how many times faster the ensemble is
     "Time all contenders in turn"
-    for k,v in dict(seeds=seeds, steps=steps, repeats=repeats).items(): check_number(k, v, 1, integer=True)
+    for k, v in dict(seeds=seeds, steps=steps, repeats=repeats).items(): check_number(k, v, 1, integer=True)
     run = MLPRun()
     data = _data(run, seeds)
-    gos = {k:f(run, *data)[0] for k,f in CONTENDERS.items()}
+    gos = {k: f(run, *data)[0] for k, f in CONTENDERS.items()}
     for go in gos.values(): go(1)   # memory and thread pools are ready
     best = dict.fromkeys(gos, float('inf'))
     for _ in progress(range(repeats), label='repeats', show=show):
-        for k,go in gos.items(): best[k] = min(best[k], _timed(go, steps))
-    rate = {k:seeds*steps/t for k,t in best.items()}
-    return pd.DataFrame([dict(way=k, steps_per_s=round(v), gflops=round(v*flops(run)/1e9, 1), ratio=round(rate['ensemble']/v, 3), target=TARGETS.get(k)) for k,v in rate.items()])
+        for k, go in gos.items(): best[k] = min(best[k], _timed(go, steps))
+    rate = {k: seeds * steps / t for k, t in best.items()}
+    return pd.DataFrame([dict(way=k, steps_per_s=round(v), gflops=round(v * flops(run) / 1e9, 1), ratio=round(rate['ensemble'] / v, 3), target=TARGETS.get(k)) for k, v in rate.items()])
 
 # %% ../nbs/63_bench.ipynb #d2225520
 def _learner(size, width, norms):
     "The paper's `scnn`, of any width, on digits"
     from fastai.learner import Learner
     from fastai.optimizer import SGD
-    from reinit_nb.blocks import add_norms,blocks
+
+    from reinit_nb.blocks import add_norms, blocks
     from reinit_nb.models import model
-    from reinit_nb.vision import Task,dls
+    from reinit_nb.vision import Task, dls
     net = model('scnn', c_in=1, size=size, width=width)
     if norms: add_norms(blocks(net))
     return Learner(dls(Task('digits', size=size, valid=0), bs=32, device='cpu'), net, opt_func=SGD)
@@ -136,60 +140,61 @@ def _started(learn, cb, batches):
     learn.remove_cb(ProgressCallback)
     if cb: learn.add_cb(cb)
     learn.create_opt()
-    learn.n_epoch,learn.epoch,learn.dl,learn.n_iter = 2,0,batches,len(batches)
-    for e in ('before_fit','before_epoch','before_train'): learn(e)
+    learn.n_epoch, learn.epoch, learn.dl, learn.n_iter = 2, 0, batches, len(batches)
+    for e in ('before_fit', 'before_epoch', 'before_train'): learn(e)
     return learn
 
 # %% ../nbs/63_bench.ipynb #c6b2ba61
 def _contenders(size, width, batches):
     "Learners without a callback, without but with norms, and with each of some callbacks"
     from reinit_nb.controls import METHOD_CALLBACKS as known
-    cbs = {k:known[k](rounds=2) for k in ('BL','WELSR','DSD','FC')} | {'LW':known['LW'](blocks=2)}
-    data = [b for _,b in zip(range(batches), _learner(size, width, False).dls.train)]
-    return data,{k:_started(_learner(size, width, k in ('LW','norms')), cbs.get(k), data) for k in ('plain','norms',*cbs)}
+    cbs = {k: known[k](rounds=2) for k in ('BL', 'WELSR', 'DSD', 'FC')} | {'LW': known['LW'](blocks=2)}
+    data = [b for _, b in zip(range(batches), _learner(size, width, False).dls.train)]
+    return data, {k: _started(_learner(size, width, k in ('LW', 'norms')), cbs.get(k), data) for k in ('plain', 'norms', *cbs)}
 
 def _seconds(f, *args):
-    start = time.perf_counter(); f(*args)
-    return time.perf_counter()-start
+    start = time.perf_counter()
+    f(*args)
+    return time.perf_counter() - start
 
 def _turns(learns, data, repeats, show):
     "Seconds of every batch for every Learner, taking turns"
-    names,times = list(learns),{k:[] for k in learns}
-    for i,b in enumerate(data[:1]*2):                       # the first batches find memory, and LW's first intervention
+    names, times = list(learns), {k: [] for k in learns}
+    for i, b in enumerate(data[:1] * 2):                       # the first batches find memory, and LW's first intervention
         for k in names: learns[k].one_batch(i, b)
     for r in progress(range(repeats), label='repeats', show=show):
-        for i,b in enumerate(data[2:], 2):
-            turn = (i+r)%len(names)
-            for k in names[turn:]+names[:turn]: times[k].append(_seconds(learns[k].one_batch, i, b))
+        for i, b in enumerate(data[2:], 2):
+            turn = (i + r) % len(names)
+            for k in names[turn:] + names[:turn]: times[k].append(_seconds(learns[k].one_batch, i, b))
     return pd.DataFrame(times)
 
 # %% ../nbs/63_bench.ipynb #ccb0f1ae
 def _own(cb, n=300):
     "Median seconds that the events of a batch take in a callback itself"
-    events = ('before_batch','before_step','after_step','after_batch')
+    events = ('before_batch', 'before_step', 'after_step', 'after_batch')
     return sum(pd.Series([_seconds(cb, e) for _ in range(n)]).median() for e in events)
 
 def _costs(data, learns, repeats, show):
     "One row for each callback"
-    t,rows = _turns(learns, data, repeats, show),[]
+    t, rows = _turns(learns, data, repeats, show), []
     for k in learns:
-        if k in ('plain','norms'): continue
-        base,cb = t['norms' if k=='LW' else 'plain'],learns[k].cbs[-1]
-        once = 0. if k=='BL' else min(_seconds(cb.intervene, 2) for _ in range(repeats))/base.median()
-        between = (t[k]/base).median()-1
-        rows.append(dict(method=k, between=round(between, 4), own=round(_own(cb)/base.median(), 5), target=.02, within='✅' if between<=.02 else '❌', intervention=round(once, 2),
-                         norms=round((t.norms/t.plain).median()-1, 4) if k=='LW' else 0.))
+        if k in ('plain', 'norms'): continue
+        base, cb = t['norms' if k == 'LW' else 'plain'], learns[k].cbs[-1]
+        once = 0. if k == 'BL' else min(_seconds(cb.intervene, 2) for _ in range(repeats)) / base.median()
+        between = (t[k] / base).median() - 1
+        rows.append(dict(method=k, between=round(between, 4), own=round(_own(cb) / base.median(), 5), target=.02, within='✅' if between <= .02 else '❌', intervention=round(once, 2),
+                         norms=round((t.norms / t.plain).median() - 1, 4) if k == 'LW' else 0.))
     return pd.DataFrame(rows)
 
 # %% ../nbs/63_bench.ipynb #3cb9a8f6
-def bench_callbacks(size:int=32, # Pixels a side
-                    width:float=1., # Of the network
-                    batches:int=20, # Of 32 images
-                    repeats:int=7, # How often each batch is trained on
-                    show:bool=True # Show a progress bar?
-                   )->pd.DataFrame: # One row per method
+def bench_callbacks(size: int = 32,  # Pixels a side
+                    width: float = 1.,  # Of the network
+                    batches: int = 20,  # Of 32 images
+                    repeats: int = 7,  # How often each batch is trained on
+                    show: bool = True  # Show a progress bar?
+                   ) -> pd.DataFrame:  # One row per method
     "Time batches with and without callbacks, in turn"
-    for k,v in dict(size=size, repeats=repeats).items(): check_number(k, v, 1, integer=True)
+    for k, v in dict(size=size, repeats=repeats).items(): check_number(k, v, 1, integer=True)
     check_number('batches', batches, 3, 40, integer=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)   # what two threads wait for each other is no property of a callback

@@ -7,17 +7,21 @@ __all__ = ['FREEZING', 'FROZEN_TARGETS', 'SPECTRUM', 'SPECTRUM_TARGET', 'bench_f
            'bench_spectrum']
 
 # %% ../nbs/64_bench_layers.ipynb #50ff68d5
-import os,threading,warnings
+import os
+import threading
+import warnings
 from collections import OrderedDict
+
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from .bench import _seconds,_timed
-from .core import ReinitError,Streams,check_choice,check_number,progress
-from .models import NetOptions,block_table,conv_block,init_weights,mlp,named,reservoir_layout
-from .vision import load,source
+
+from .bench import _seconds, _timed
+from .core import ReinitError, Streams, check_choice, check_number, progress
+from .models import NetOptions, block_table, conv_block, init_weights, mlp, named, reservoir_layout
+from .vision import load, source
 
 # %% ../nbs/64_bench_layers.ipynb #ce04d8b1
 FREEZING = dict(everything=1., frozen=1.7, cached=3.5)   # how many times faster at least
@@ -25,16 +29,16 @@ FREEZING = dict(everything=1., frozen=1.7, cached=3.5)   # how many times faster
 def _freezing_net(width, front=8, rest=2):
     "Equal convolutions"
     o = NetOptions(norm='none', size=16)
-    parts = OrderedDict((f'block{i+1}', conv_block(o, width if i else 3, width)) for i in range(front+rest))
+    parts = OrderedDict((f'block{i+1}', conv_block(o, width if i else 3, width)) for i in range(front + rest))
     parts['head'] = named(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), classifier=nn.Linear(width, 10))
     return init_weights(nn.Sequential(parts), 'he', Streams(0))
 
 def _front(net, share, size=16):
     "Names of the first blocks that hold about `share` of the multiply-adds, and the share that they hold"
     t = block_table(net, size)
-    done = t.multiply_adds.cumsum()/t.multiply_adds.sum()
-    k = int((done-share).abs().argmin())
-    return list(t.block[:k+1]),float(done[k])
+    done = t.multiply_adds.cumsum() / t.multiply_adds.sum()
+    k = int((done - share).abs().argmin())
+    return list(t.block[:k + 1]), float(done[k])
 
 # %% ../nbs/64_bench_layers.ipynb #3ee9e986
 def _freezing_learners(images, width, bs):
@@ -43,65 +47,67 @@ def _freezing_learners(images, width, bs):
     from fastai.data.core import DataLoaders
     from fastai.data.load import DataLoader
     from fastai.learner import Learner
-    from reinit_nb.freezing import CachedPrefixCallback,FrozenLayersCallback
-    g,learns = torch.Generator().manual_seed(0),{}
+
+    from reinit_nb.freezing import CachedPrefixCallback, FrozenLayersCallback
+    g, learns = torch.Generator().manual_seed(0), {}
     data = TensorDataset(torch.randn(images, 3, 16, 16, generator=g), torch.randint(10, (images,), generator=g))
     for k in FREEZING:
         net = _freezing_net(width)
-        names,share = _front(net, .8)
+        names, share = _front(net, .8)
         learns[k] = Learner(DataLoaders(DataLoader(data, bs=bs, shuffle=True), DataLoader([], bs=bs)), net, loss_func=nn.CrossEntropyLoss(), lr=.001).remove_cb(ProgressCallback)
-        if k!='everything': learns[k].add_cb(FrozenLayersCallback(names))
+        if k != 'everything': learns[k].add_cb(FrozenLayersCallback(names))
     learns['cached'].add_cb(CachedPrefixCallback())
-    return learns,share
+    return learns, share
 
 def _epoch(learn):
     with learn.no_logging(): learn.epoch_time = _timed(lambda n: learn.fit(n), 1)
     return learn.epoch_time
 
 # %% ../nbs/64_bench_layers.ipynb #fbd72df4
-def bench_freezing(images:int=256, # Training images of 16×16
-                   width:int=32, # Channels
-                   bs:int=64, # Batch size
-                   repeats:int=5, # The best counts
-                   show:bool=True # Show a progress bar?
-                  )->pd.DataFrame: # One row for each way: seconds of an epoch, and how many times faster than training everything
+def bench_freezing(images: int = 256,  # Training images of 16×16
+                   width: int = 32,  # Channels
+                   bs: int = 64,  # Batch size
+                   repeats: int = 5,  # The best counts
+                   show: bool = True  # Show a progress bar?
+                  ) -> pd.DataFrame:  # One row for each way: seconds of an epoch, and how many times faster than training everything
     "Time epochs of training everything, with a frozen front, and from the cache, in turn"
-    for k,v in dict(images=images, width=width, bs=bs, repeats=repeats).items(): check_number(k, v, 1, integer=True)
+    for k, v in dict(images=images, width=width, bs=bs, repeats=repeats).items(): check_number(k, v, 1, integer=True)
     from reinit_nb.freezing import CachedPrefixCallback
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        learns,share = _freezing_learners(images, width, bs)
-        first = {k:_epoch(l) for k,l in learns.items()}   # memory is ready, and the cache is filled
+        learns, share = _freezing_learners(images, width, bs)
+        first = {k: _epoch(l) for k, l in learns.items()}   # memory is ready, and the cache is filled
         best = dict.fromkeys(learns, float('inf'))
         for _ in progress(range(repeats), label='repeats', show=show):
-            for k,l in learns.items(): best[k] = min(best[k], _epoch(l))
+            for k, l in learns.items(): best[k] = min(best[k], _epoch(l))
         learns['cached'].remove_cb(CachedPrefixCallback)
     finally: torch.set_num_threads(threads)
     full = best['everything']
-    return pd.DataFrame([dict(way=k, front=round(share, 2), seconds=round(t, 3), ratio=round(full/t, 2), target=FREEZING[k], filling=round((first[k]-t)/full, 2) if k=='cached' else 0.) for k,t in best.items()])
+    return pd.DataFrame([dict(way=k, front=round(share, 2), seconds=round(t, 3), ratio=round(full / t, 2), target=FREEZING[k], filling=round((first[k] - t) / full, 2) if k == 'cached' else 0.) for k, t in best.items()])
 
 # %% ../nbs/64_bench_layers.ipynb #2a9b3cab
 def _mnist(n):
     "Training and test images of MNIST, flat, with labels: all, or `n` and a sixth of it"
     d = load('mnist')
-    def part(x, y, k): return torch.from_numpy(np.asarray(x[:k])).flatten(1).float()/255,torch.from_numpy(y[:k])
-    return part(d.x_train, d.y_train, n),part(d.x_test, d.y_test, None if n is None else max(1, n//6))
+    def part(x, y, k): return torch.from_numpy(np.asarray(x[:k])).flatten(1).float() / 255, torch.from_numpy(y[:k])
+    return part(d.x_train, d.y_train, n), part(d.x_test, d.y_test, None if n is None else max(1, n // 6))
 
 # %% ../nbs/64_bench_layers.ipynb #444aaff4
 def _peak(f):
     "Most memory beyond that of now while `f` runs, in MiB; not a number where /proc is missing"
-    def read(): return int(open('/proc/self/statm').read().split()[1])*os.sysconf('SC_PAGE_SIZE')/2**20
+    def read(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE') / 2**20
     try: base = top = read()
     except OSError: f(); return float('nan')
     done = threading.Event()
     def watch():
         nonlocal top
         while not done.wait(.005): top = max(top, read())
-    t = threading.Thread(target=watch); t.start()
+    t = threading.Thread(target=watch)
+    t.start()
     try: f()
     finally: done.set(); t.join()
-    return top-base
+    return top - base
 
 # %% ../nbs/64_bench_layers.ipynb #7ce7fce0
 def _logistic(a, y, b, u, max_iter):
@@ -112,17 +118,17 @@ def _logistic(a, y, b, u, max_iter):
         warnings.simplefilter('always', ConvergenceWarning)
         m = LogisticRegression(max_iter=max_iter)
         s = _seconds(m.fit, a, y)
-    return s,m.score(a, y),m.score(b, u),not any(issubclass(o.category, ConvergenceWarning) for o in w)
+    return s, m.score(a, y), m.score(b, u), not any(issubclass(o.category, ConvergenceWarning) for o in w)
 
 # %% ../nbs/64_bench_layers.ipynb #55e271af
-def bench_probes(n:int|None=None, # Training images of MNIST; default: all
-                 repeats:int=5, # Of ours; the best counts
-                 turns:int=5, # Of logistic regression, likewise
-                 max_iter:int=100, # Of logistic regression: 100 is scikit-learn's default
-                 bs:int=1000 # Batch size of ours
-                )->pd.DataFrame: # One row per layer: accuracies and seconds of both; the last row is all of them, with ratio and memory
+def bench_probes(n: int | None = None,  # Training images of MNIST; default: all
+                 repeats: int = 5,  # Of ours; the best counts
+                 turns: int = 5,  # Of logistic regression, likewise
+                 max_iter: int = 100,  # Of logistic regression: 100 is scikit-learn's default
+                 bs: int = 1000  # Batch size of ours
+                ) -> pd.DataFrame:  # One row per layer: accuracies and seconds of both; the last row is all of them, with ratio and memory
     "Time the separability of all layers of the freezing study's MNIST network against logistic regression on their activations"
-    for k,v in dict(repeats=repeats, turns=turns, max_iter=max_iter, bs=bs).items(): check_number(k, v, 1, integer=True)
+    for k, v in dict(repeats=repeats, turns=turns, max_iter=max_iter, bs=bs).items(): check_number(k, v, 1, integer=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try: return _probes(*_mnist(n), mlp(n_in=784, frozen=True, **reservoir_layout(64)), repeats, turns, max_iter, bs)
@@ -130,65 +136,66 @@ def bench_probes(n:int|None=None, # Training images of MNIST; default: all
 
 # %% ../nbs/64_bench_layers.ipynb #05ba07e4
 def _probes(train, test, net, repeats, turns, max_iter, bs):
-    from reinit_nb.separability import _Tap,default_layers,separability
+    from reinit_nb.separability import _Tap, default_layers, separability
     cut = lambda d: list(zip(*(t.split(bs) for t in d)))
-    layers,got,ours,theirs = default_layers(net, train[0][:2]),[],[],{}
+    layers, got, ours, theirs = default_layers(net, train[0][:2]), [], [], {}
     def go(): got[:] = [separability(net, cut(train), cut(test))]
     peak = _peak(go)
-    with _Tap(net, layers) as tap,torch.no_grad(): a,b = ({k:h.numpy() for k,h in tap(x).items()} for x,_ in (train, test))
+    with _Tap(net, layers) as tap, torch.no_grad(): a, b = ({k: h.numpy() for k, h in tap(x).items()} for x, _ in (train, test))
     for i in range(max(repeats, turns)):   # in turn
-        if i<repeats: ours.append(_seconds(go))
-        for k in layers if i<turns else (): theirs.setdefault(k, []).append(_logistic(a[k], train[1].numpy(), b[k], test[1].numpy(), max_iter))
+        if i < repeats: ours.append(_seconds(go))
+        for k in layers if i < turns else (): theirs.setdefault(k, []).append(_logistic(a[k], train[1].numpy(), b[k], test[1].numpy(), max_iter))
     v = got[0].pivot(index='layer', columns='part', values='value')
     rows = [dict(layer=k, features=a[k].shape[1], train=v.train[k], test=v.test[k], logistic_train=t[0][1], logistic_test=t[0][2], converged=t[0][3],
-                 logistic_seconds=min(s for s,*_ in t)) for k,t in theirs.items()]
+                 logistic_seconds=min(s for s, *_ in t)) for k, t in theirs.items()]
     total = sum(r['logistic_seconds'] for r in rows)
-    return pd.DataFrame(rows+[dict(layer='all', features=sum(r['features'] for r in rows), seconds=min(ours), logistic_seconds=total, ratio=total/min(ours), MiB=peak)])
+    return pd.DataFrame(rows + [dict(layer='all', features=sum(r['features'] for r in rows), seconds=min(ours), logistic_seconds=total, ratio=total / min(ours), MiB=peak)])
 
 # %% ../nbs/64_bench_layers.ipynb #1fa2b94f
 def _norms_one_by_one(net, p, cutoff):
     "Which rows and columns of a part are small"
-    w,b = net.get_parameter(p.weight).detach(),net.get_parameter(p.bias).detach() if p.bias else None
-    rows = [(w[i].flatten() if b is None else torch.cat([w[i].flatten(), b[i:i+1]])).norm().item()<cutoff for i in range(len(p.rows))]
-    return rows,rows if p.norm else [w[:,j].norm().item()<cutoff for j in range(len(p.cols))]
+    w, b = net.get_parameter(p.weight).detach(), net.get_parameter(p.bias).detach() if p.bias else None
+    rows = [(w[i].flatten() if b is None else torch.cat([w[i].flatten(), b[i:i + 1]])).norm().item() < cutoff for i in range(len(p.rows))]
+    return rows, rows if p.norm else [w[:, j].norm().item() < cutoff for j in range(len(p.cols))]
 
 def _loop_frozen(net, w, cutoff=1e-2):
     "Double-frozen weights, and small rows and columns of every layer, one filter after the other; for networks without groups"
-    small,sizes,loud = {},[0]*w.n,[False]*w.n
+    small, sizes, loud = {}, [0] * w.n, [False] * w.n
     for p in w.parts:
         found = _norms_one_by_one(net, p, cutoff)
         small[p.name] = tuple(map(sum, found))
-        for chans,on,size in zip((p.rows,p.cols), found, p.sizes()):
-            for c,o in zip(chans.tolist(), on):
-                if c>=0: sizes[c] += size; loud[c] = loud[c] or not o
-    return sum(n for n,l,c in zip(sizes, loud, w.countable) if c and not l),small
+        for chans, on, size in zip((p.rows, p.cols), found, p.sizes()):
+            for c, o in zip(chans.tolist(), on):
+                if c >= 0: sizes[c] += size; loud[c] = loud[c] or not o
+    return sum(n for n, l, c in zip(sizes, loud, w.countable) if c and not l), small
 
 # %% ../nbs/64_bench_layers.ipynb #07983eab
 FROZEN_TARGETS = dict(loop=20., forward=1.)
 
-def bench_frozen(repeats:int=5, # The best counts
-                 batch:int=32, # Images of the forward pass
-                 size:int=224, # Their height and width
-                 show:bool=True # Show a progress bar?
-                )->pd.DataFrame: # One row per way: seconds, and how many times faster the count is
+def bench_frozen(repeats: int = 5,  # The best counts
+                 batch: int = 32,  # Images of the forward pass
+                 size: int = 224,  # Their height and width
+                 show: bool = True  # Show a progress bar?
+                ) -> pd.DataFrame:  # One row per way: seconds, and how many times faster the count is
     "Counting the frozen weights of a ResNet50, against a loop over filters and against a forward pass"
     from torchvision.models import resnet50
+
     from reinit_nb.frozen import mutually_frozen, wiring
     with torch.random.fork_rng(devices=[]): net = resnet50().eval()
     with torch.no_grad():
-        for b in net.layer3: b.bn1.weight[:9] = 0; b.conv2.weight[:,:9] = 0     # something to find
-    x,w = torch.zeros(batch, 3, size, size),wiring(net, (1,3,size,size))
-    ours,(total,small) = mutually_frozen(net, w),_loop_frozen(net, w)
-    if total!=ours.double.sum() or any((o.small_rows,o.small_cols)!=small[o.layer] for o in ours.itertuples()): raise ReinitError('the loop and the count disagree')
-    ways = {'loop':lambda: _loop_frozen(net, w), 'forward':lambda: net(x), 'count':lambda: mutually_frozen(net, w), 'trace and count':lambda: mutually_frozen(net, (1,3,size,size))}
+        for b in net.layer3: b.bn1.weight[:9] = 0; b.conv2.weight[:, :9] = 0     # something to find
+    x, w = torch.zeros(batch, 3, size, size), wiring(net, (1, 3, size, size))
+    ours, (total, small) = mutually_frozen(net, w), _loop_frozen(net, w)
+    if total != ours.double.sum() or any((o.small_rows, o.small_cols) != small[o.layer] for o in ours.itertuples()): raise ReinitError('the loop and the count disagree')
+    ways = {'loop': lambda: _loop_frozen(net, w), 'forward': lambda: net(x), 'count': lambda: mutually_frozen(net, w), 'trace and count': lambda: mutually_frozen(net, (1, 3, size, size))}
     best = dict.fromkeys(ways, float('inf'))
     for _ in progress(range(check_number('repeats', repeats, 1, integer=True)), label='frozen', show=show):
-        for k,f in ways.items():
+        for k, f in ways.items():
             with torch.no_grad(): best[k] = min(best[k], _timed(lambda steps: f(), 1))
-    return pd.DataFrame([dict(way=k, seconds=s, ratio=s/best['count'], ratio_traced=s/best['trace and count'], target=FROZEN_TARGETS.get(k)) for k,s in best.items()])
+    return pd.DataFrame([dict(way=k, seconds=s, ratio=s / best['count'], ratio_traced=s / best['trace and count'], target=FROZEN_TARGETS.get(k)) for k, s in best.items()])
 
 # %% ../nbs/64_bench_layers.ipynb #0ede5689
-SPECTRUM = dict(vgg11=1/8, mobilenet=1/8, resnet18=1/8, scnn=1/4)   # networks of `waves.image_net` and their widths
+SPECTRUM = dict(vgg11=1 / 8, mobilenet=1 / 8, resnet18=1 / 8, scnn=1 / 4)   # networks of `waves.image_net` and their widths
 SPECTRUM_TARGET = 10.
 
 def _by_point(net, probe, points):
@@ -196,49 +203,49 @@ def _by_point(net, probe, points):
     found = []
     with torch.no_grad():
         for i in range(points):
-            line,k = divmod(i, probe.n)
-            x = probe.origin[line]+k/probe.n*probe.axes[0,line]
+            line, k = divmod(i, probe.n)
+            x = probe.origin[line] + k / probe.n * probe.axes[0, line]
             found.append(net(x[None]).mean().item())
     return found
 
 # %% ../nbs/64_bench_layers.ipynb #c0111eb1
 def _cifar_images(k):
     "Standardized training images of CIFAR-10, or random numbers, and which"
-    if source('cifar10') is None: return torch.randn(k, 3, 32, 32, generator=torch.Generator().manual_seed(0)),'random'
+    if source('cifar10') is None: return torch.randn(k, 3, 32, 32, generator=torch.Generator().manual_seed(0)), 'random'
     x = torch.from_numpy(np.asarray(load('cifar10').x_train[:k])).float()
-    if x.shape[-1]==3: x = x.movedim(-1, 1)
-    return ((x-x.mean((0,2,3), keepdim=True))/x.std((0,2,3), keepdim=True)).contiguous(),'CIFAR-10'
+    if x.shape[-1] == 3: x = x.movedim(-1, 1)
+    return ((x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)).contiguous(), 'CIFAR-10'
 
 # %% ../nbs/64_bench_layers.ipynb #24e3f618
 def _spectrum_row(name, probe, timed, sample, repeats):
     "Time one network both ways"
-    from reinit_nb.spectrum import Probe,spectra_of,values
+    from reinit_nb.spectrum import Probe, spectra_of, values
     from reinit_nb.waves import image_net
-    net,some,found = image_net(name, size=32, width=SPECTRUM[name]).eval(),Probe(probe.origin[:timed], probe.axes[:,:timed], probe.n),[]
+    net, some, found = image_net(name, size=32, width=SPECTRUM[name]).eval(), Probe(probe.origin[:timed], probe.axes[:, :timed], probe.n), []
     def ours(p): found[:] = [values(net, p)]; return spectra_of(found[0], p.unit)
     whole = _seconds(ours, probe)
     if not torch.allclose(found[0].flatten()[:sample], torch.tensor(_by_point(net, probe, sample), dtype=torch.float64), atol=1e-4): raise ReinitError('the loop and the batches disagree')
     ways = dict(loop=(lambda: _by_point(net, probe, sample), sample), batches=(lambda: ours(some), some.size))
     best = dict.fromkeys(ways, float('inf'))
     for _ in range(repeats):
-        for k,(f,points) in ways.items(): best[k] = min(best[k], _seconds(f)/points*1e6)
-    return dict(network=name, width=SPECTRUM[name], threads=torch.get_num_threads(), loop_us=best['loop'], us=best['batches'], ratio=best['loop']/best['batches'], target=SPECTRUM_TARGET, points=probe.size, all_seconds=whole)
+        for k, (f, points) in ways.items(): best[k] = min(best[k], _seconds(f) / points * 1e6)
+    return dict(network=name, width=SPECTRUM[name], threads=torch.get_num_threads(), loop_us=best['loop'], us=best['batches'], ratio=best['loop'] / best['batches'], target=SPECTRUM_TARGET, points=probe.size, all_seconds=whole)
 
 # %% ../nbs/64_bench_layers.ipynb #1ea4eb82
-def bench_spectrum(networks=tuple(SPECTRUM), # Of `SPECTRUM`
-                   m:int=64, # Lines
-                   n:int=1024, # Points on each
-                   timed:int=8, # Lines that ours is timed on in every repeat
-                   sample:int=512, # Points that the loop is timed on
-                   repeats:int=5, # The best counts
-                   threads:int|None=1, # Of torch, for both ways; `None`: as it is
-                   show:bool=True # Show a progress bar?
-                  )->pd.DataFrame: # One row per network: microseconds per point of both ways, ratio, target, and seconds for all points
+def bench_spectrum(networks=tuple(SPECTRUM),  # Of `SPECTRUM`
+                   m: int = 64,  # Lines
+                   n: int = 1024,  # Points on each
+                   timed: int = 8,  # Lines that ours is timed on in every repeat
+                   sample: int = 512,  # Points that the loop is timed on
+                   repeats: int = 5,  # The best counts
+                   threads: int | None = 1,  # Of torch, for both ways; `None`: as it is
+                   show: bool = True  # Show a progress bar?
+                  ) -> pd.DataFrame:  # One row per network: microseconds per point of both ways, ratio, target, and seconds for all points
     "Spectra of networks for CIFAR-10 along lines, in batches against point by point"
     from reinit_nb.spectrum import lines
     for k in networks: check_choice('network', k, SPECTRUM)
-    for k,v in dict(m=m, n=n, timed=timed, sample=sample, repeats=repeats, threads=1 if threads is None else threads).items(): check_number(k, v, 1, integer=True)
-    (x,kind),before = _cifar_images(256),torch.get_num_threads()
+    for k, v in dict(m=m, n=n, timed=timed, sample=sample, repeats=repeats, threads=1 if threads is None else threads).items(): check_number(k, v, 1, integer=True)
+    (x, kind), before = _cifar_images(256), torch.get_num_threads()
     probe = lines(x, m, n)
     if threads is not None: torch.set_num_threads(threads)
     try: rows = [dict(_spectrum_row(k, probe, timed, min(sample, probe.size), repeats), images=kind) for k in progress(list(networks), label='spectrum', show=show)]

@@ -9,24 +9,28 @@ __all__ = ['NORM', 'CONTAINERS', 'INITS', 'ALIASES', 'Gen', 'RULES', 'NOT_DRAWN'
            'remove_norms', 'fold_norms']
 
 # %% ../nbs/01_blocks.ipynb #a04ccba9
-import fnmatch,math,re
-from collections.abc import Callable,Iterable,Sequence
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass,field
+from dataclasses import dataclass, field
+
 import pandas as pd
 import torch
 from fastcore.basics import patch
-from torch import Tensor,nn
-from .core import ReinitError,Streams,check_number,nearest,unknown
+from torch import Tensor, nn
+
+from .core import ReinitError, Streams, check_number, nearest, unknown
 
 # %% ../nbs/01_blocks.ipynb #b4de9681
 NORM = 'fixed_norm'   # the name of what `insert_after` adds: no part of the structure
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-def _kids(m): return {n:c for n,c in m._modules.items() if c is not None and n!=NORM}
+def _kids(m): return {n: c for n, c in m._modules.items() if c is not None and n != NORM}
 def _has(m): return next(m.parameters(), None) is not None
-def _kids_with(m): return {n:c for n,c in _kids(m).items() if _has(c)}
-def _height(m): return max((1+_height(c) for c in _kids_with(m).values()), default=0)
+def _kids_with(m): return {n: c for n, c in _kids(m).items() if _has(c)}
+def _height(m): return max((1 + _height(c) for c in _kids_with(m).values()), default=0)
 def _join(*names): return '.'.join(n for n in names if n)
 def _parent(name): return name.rpartition('.')[0]
 
@@ -35,9 +39,9 @@ def _is_row(m, n):
     "Are the children of `m` at least `n` big modules, all of one class?"
     kids = _kids_with(m).values()
     kinds = {type(c) for c in kids}
-    return len(kids)>=n and len(kinds)==1 and not kinds & set(CONTAINERS) and all(_height(c)>1 for c in kids)
+    return len(kids) >= n and len(kinds) == 1 and not kinds & set(CONTAINERS) and all(_height(c) > 1 for c in kids)
 
-def stage_classes(model:nn.Module)->set: # Classes
+def stage_classes(model: nn.Module) -> set:  # Classes
     "Classes of `model` that do nothing but hold a row of blocks, in a container (two or more) or as children (three or more)"
     def holds_row(m): return _is_row(m, 3) or any(type(c) in CONTAINERS and _is_row(c, 2) for c in _kids(m).values())
     return {type(m) for m in model.modules() if holds_row(m)} - set(CONTAINERS)
@@ -45,28 +49,28 @@ def stage_classes(model:nn.Module)->set: # Classes
 # %% ../nbs/01_blocks.ipynb #aae235c1
 @dataclass
 class _Unit:
-    name:str
-    module:nn.Module
-    idle:bool=False   # never called?
+    name: str
+    module: nn.Module
+    idle: bool = False   # never called?
     def __post_init__(self):
         ps = list(self.module.parameters())
-        self.weights = [p for p in ps if nn.parameter.is_lazy(p) or p.ndim>1]
+        self.weights = [p for p in ps if nn.parameter.is_lazy(p) or p.ndim > 1]
     @property
-    def linear(self): return len(self.weights)==1 and self.weights[0].ndim==2
+    def linear(self): return len(self.weights) == 1 and self.weights[0].ndim == 2
     @property
-    def big(self): return len(self.weights)>1 and bool(_kids_with(self.module))
+    def big(self): return len(self.weights) > 1 and bool(_kids_with(self.module))
 
 # %% ../nbs/01_blocks.ipynb #21bf670b
 def _leaf_groups(m):
     "Children that are a `Sequential` of nothing but layers, if there are two or more besides the last child"
     kids = _kids_with(m)
-    found = [n for n,c in kids.items() if type(c) is nn.Sequential and _height(c)==1]
-    return found if len(set(found)-set(list(kids)[-1:]))>1 else []
+    found = [n for n, c in kids.items() if type(c) is nn.Sequential and _height(c) == 1]
+    return found if len(set(found) - set(list(kids)[-1:])) > 1 else []
 
 def _units(m, open_, name=''):
     "Units below module `m`, in order; `open_(name, module)` tells containers from units"
     whole = _leaf_groups(m)
-    for n,c in _kids(m).items():
+    for n, c in _kids(m).items():
         full = _join(name, n)
         if open_(full, c, n in whole): yield from _units(c, open_, full)
         elif _has(c) or isinstance(m, nn.Sequential): yield _Unit(full, c)
@@ -74,9 +78,9 @@ def _units(m, open_, name=''):
 # %% ../nbs/01_blocks.ipynb #a861aae2
 def _head_start(anchors):
     "Index of the first unit of the head among units with weights"
-    i = len(anchors)-1
+    i = len(anchors) - 1
     if all(u.linear for u in anchors): return i
-    while i>1 and anchors[i].linear and anchors[i-1].linear: i -= 1
+    while i > 1 and anchors[i].linear and anchors[i - 1].linear: i -= 1
     return i
 
 def _find(units):
@@ -85,7 +89,7 @@ def _find(units):
     below = anchors[:_head_start(anchors)]
     kinds = {type(u.module) for u in below if u.big}
     big = [u for u in below if type(u.module) in kinds]
-    return big if 2*len(big)>=len(below) else below, below[-1:]
+    return big if 2 * len(big) >= len(below) else below, below[-1:]
 
 # %% ../nbs/01_blocks.ipynb #e7b81144
 def _match(spec, names):
@@ -100,72 +104,72 @@ def _nearest_hint(name, names):
     return f'; did you mean {near!r}?' if near else f'. Its modules: {", ".join(n for n in names if "." not in n)}, …'
 
 # %% ../nbs/01_blocks.ipynb #c5246e4a
-def select(model:nn.Module,
-           spec:str|Iterable[str]|Callable # Names, a glob, a regular expression, or `f(name, module)->bool`
-          )->list[str]: # Names of modules, none inside another
+def select(model: nn.Module,
+           spec: str | Iterable[str] | Callable  # Names, a glob, a regular expression, or `f(name, module)->bool`
+          ) -> list[str]:  # Names of modules, none inside another
     "The outermost modules that `spec` means"
-    mods = {n:m for n,m in model.named_modules(remove_duplicate=False) if n and NORM not in n.split('.')}
+    mods = {n: m for n, m in model.named_modules(remove_duplicate=False) if n and NORM not in n.split('.')}
     if callable(spec):
-        found = [n for n,m in mods.items() if spec(n, m)]
+        found = [n for n, m in mods.items() if spec(n, m)]
         if not found: raise ReinitError(f'spec is false for all {len(mods)} modules of {type(model).__name__}, so there is no block')
     else:
         parts = [spec] if isinstance(spec, str) else [getattr(s, 'pattern', s) for s in ([spec] if isinstance(spec, re.Pattern) else spec)]
-        hits = {s:_match(s, list(mods)) for s in parts}
-        for s,h in hits.items():
+        hits = {s: _match(s, list(mods)) for s in parts}
+        for s, h in hits.items():
             if not h: raise ReinitError(f'no module of {type(model).__name__} is named or matched by {s!r}' + _nearest_hint(s, mods))
         found = [n for n in mods if any(n in h for h in hits.values())]
-    return [n for n in found if not any(n.startswith(o+'.') for o in found)]
+    return [n for n in found if not any(n.startswith(o + '.') for o in found)]
 
 # %% ../nbs/01_blocks.ipynb #aae23502
 @dataclass
 class Block:
     "A named part of a model"
-    name:str # That of its main module, or `head`
-    modules:list[str]=field(default_factory=list) # Names of its modules, in order
-    params:list[str]=field(default_factory=list) # Names of its parameters
+    name: str  # That of its main module, or `head`
+    modules: list[str] = field(default_factory=list)  # Names of its modules, in order
+    params: list[str] = field(default_factory=list)  # Names of its parameters
     @property
-    def last(self)->str: # Name of the module that gives the block's output
+    def last(self) -> str:  # Name of the module that gives the block's output
         "Name of its last module"
         return self.modules[-1]
 
 # %% ../nbs/01_blocks.ipynb #684065ee
 class Blocks:
     "The blocks of a model, in order, and its head"
-    def __init__(self, model:nn.Module, parts:list[Block], x=None):
-        self.model,self.x = model,x
-        self.parts,self.head = parts,parts[-1]
-    def __len__(self): return len(self.parts)-1
+    def __init__(self, model: nn.Module, parts: list[Block], x=None):
+        self.model, self.x = model, x
+        self.parts, self.head = parts, parts[-1]
+    def __len__(self): return len(self.parts) - 1
     def __iter__(self): return iter(self.parts[:-1])
     @property
-    def names(self)->list[str]: return [b.name for b in self]
+    def names(self) -> list[str]: return [b.name for b in self]
 
 # %% ../nbs/01_blocks.ipynb #b8d37d3f
 @patch
-def __getitem__(self:Blocks,
-                k:int|str # 1 to K, or a name; `head` is the head
-               )->Block:
-    if not isinstance(k, str): return self.parts[check_number('k', k, 1, len(self), integer=True)-1]
-    known = {b.name:b for b in self.parts}
+def __getitem__(self: Blocks,
+                k: int | str  # 1 to K, or a name; `head` is the head
+               ) -> Block:
+    if not isinstance(k, str): return self.parts[check_number('k', k, 1, len(self), integer=True) - 1]
+    known = {b.name: b for b in self.parts}
     if k not in known: raise ReinitError(unknown('block', k, known))
     return known[k]
 
 # %% ../nbs/01_blocks.ipynb #254491d0
 def _pick(b, parts):
     ps = dict(b.model.named_parameters())
-    return {n:ps[n] for part in parts for n in part.params}
+    return {n: ps[n] for part in parts for n in part.params}
 
 @patch
-def params(self:Blocks, k:int|str)->dict[str,nn.Parameter]: # Names and parameters
+def params(self: Blocks, k: int | str) -> dict[str, nn.Parameter]:  # Names and parameters
     "Named parameters of block `k`"
     return _pick(self, [self[k]])
 
 # %% ../nbs/01_blocks.ipynb #b8d37d02
 @patch
-def upto(self:Blocks, k:int)->dict[str,nn.Parameter]: # Names and parameters
+def upto(self: Blocks, k: int) -> dict[str, nn.Parameter]:  # Names and parameters
     "Named parameters of the blocks 1 to `k`"
     return _pick(self, self.parts[:check_number('k', k, 0, len(self), integer=True)])
 @patch
-def above(self:Blocks, k:int)->dict[str,nn.Parameter]: # Names and parameters
+def above(self: Blocks, k: int) -> dict[str, nn.Parameter]:  # Names and parameters
     "Named parameters of the blocks above `k`, and of the head: what LW redraws in round `k`"
     return _pick(self, self.parts[check_number('k', k, 0, len(self), integer=True):])
 
@@ -173,12 +177,12 @@ def above(self:Blocks, k:int)->dict[str,nn.Parameter]: # Names and parameters
 def _partition(units, starts, last):
     "Blocks and head, as lists of unit names"
     names = [u.name for u in units]
-    j,first = names.index(last.name),{u.name for u in starts}
+    j, first = names.index(last.name), {u.name for u in starts}
     # the activation, pool or norm beside the last layer of a block is still in the block
-    end = next((i for i in range(j+1, len(units)) if units[i].weights or _parent(names[i])!=_parent(names[j])), len(units))
+    end = next((i for i in range(j + 1, len(units)) if units[i].weights or _parent(names[i]) != _parent(names[j])), len(units))
     parts = []
     for n in names[:end]:
-        if n in first and not (parts and parts[-1].name==''): parts.append(Block(n))
+        if n in first and not (parts and parts[-1].name == ''): parts.append(Block(n))
         elif n in first: parts[-1].name = n
         elif not parts: parts.append(Block(''))
         parts[-1].modules.append(n)
@@ -190,21 +194,21 @@ def _place(name, place, parts):
     up = _parent(name)
     while up and up not in place: up = _parent(up)
     if up: return place[up]
-    beside = _parent(name)+'.' if '.' in name else ''
+    beside = _parent(name) + '.' if '.' in name else ''
     return next((place[m] for b in parts for m in b.modules if m.startswith(beside)), None)
 
 # %% ../nbs/01_blocks.ipynb #1fc612de
 def _assign(model, parts):
     "Give every parameter to exactly one part, or say why not"
-    place,seen,orphans = {m:b for b in parts for m in b.modules},{},[]
-    for n,p in model.named_parameters(remove_duplicate=False):
+    place, seen, orphans = {m: b for b in parts for m in b.modules}, {}, []
+    for n, p in model.named_parameters(remove_duplicate=False):
         b = _place(n, place, parts)
         if b is None: orphans.append(n); continue
-        other,where = seen.setdefault(id(p), (n,b))
+        other, where = seen.setdefault(id(p), (n, b))
         if where is not b:
             raise ReinitError(f'{other!r} in block {where.name!r} and {n!r} in block {b.name!r} are one and the same parameter: '
                               'untie them, or name blocks that hold both')
-        if other==n: b.params.append(n)
+        if other == n: b.params.append(n)
     if orphans: raise ReinitError(f'{len(orphans)} parameters are in no block: {", ".join(orphans[:5])}')
 
 # %% ../nbs/01_blocks.ipynb #8bd93ddb
@@ -219,21 +223,21 @@ def _batch(model, x):
 @contextmanager
 def _quietly(model):
     "Evaluate without a trace: no gradients, no statistics, no dropout"
-    modes = {m:m.training for m in model.modules()}
+    modes = {m: m.training for m in model.modules()}
     model.eval()
     try:
         with torch.no_grad(): yield
     finally:
-        for m,t in modes.items(): m.training = t
+        for m, t in modes.items(): m.training = t
 
 # %% ../nbs/01_blocks.ipynb #5a900be8
-def trace(model:nn.Module,
-          names:Iterable[str], # Modules to watch
-          x # A batch, or its shape
-         )->dict: # Name and output, in the order in which the modules were called
+def trace(model: nn.Module,
+          names: Iterable[str],  # Modules to watch
+          x  # A batch, or its shape
+         ) -> dict:  # Name and output, in the order in which the modules were called
     "Run `model` on `x` and note the output of some modules; the model stays as it was"
-    out,mods = {},dict(model.named_modules(remove_duplicate=False))
-    hooks = [mods[n].register_forward_hook(lambda m,i,o,n=n: out.setdefault(n, o)) for n in names]
+    out, mods = {}, dict(model.named_modules(remove_duplicate=False))
+    hooks = [mods[n].register_forward_hook(lambda m, i, o, n=n: out.setdefault(n, o)) for n in names]
     args = _batch(model, x)
     try:
         with _quietly(model): model(*args)
@@ -247,21 +251,21 @@ def trace(model:nn.Module,
 def _named_parts(model):
     "Names of the blocks, where the author of a `Sequential` has named its parts"
     names = list(_kids_with(model))
-    if type(model) is nn.Sequential and len(names)>2 and not any(n.isdigit() for n in names): return names[:-1]
+    if type(model) is nn.Sequential and len(names) > 2 and not any(n.isdigit() for n in names): return names[:-1]
 
 def _core(model, name=''):
     "Past wrappers that hold the parameters of one module only: DDP, compiled modules, your own"
     kids = _kids_with(model)
-    (n,c), = kids.items() if len(kids)==1 else [('',None)]
-    if c is None or next(model.parameters(recurse=False), None) is not None or not _kids_with(c): return name,model
+    (n, c), = kids.items() if len(kids) == 1 else [('', None)]
+    if c is None or next(model.parameters(recurse=False), None) is not None or not _kids_with(c): return name, model
     return _core(c, _join(name, n))
 
 # %% ../nbs/01_blocks.ipynb #4afaae5e
 def _opener(model, named, more=()):
     "Which modules are opened: for blocks that were named, those above them; else containers, stages and `more`"
     stages = stage_classes(model)
-    if named is None: return lambda name,m,whole: name in more or bool(_kids(m)) and not whole and (type(m) in CONTAINERS or type(m) in stages)
-    return lambda name,m,whole: name not in named and (any(n.startswith(name+'.') for n in named) or type(m) in CONTAINERS)
+    if named is None: return lambda name, m, whole: name in more or bool(_kids(m)) and not whole and (type(m) in CONTAINERS or type(m) in stages)
+    return lambda name, m, whole: name not in named and (any(n.startswith(name + '.') for n in named) or type(m) in CONTAINERS)
 
 # %% ../nbs/01_blocks.ipynb #ee7b4677
 def _by_call(model, units, x):
@@ -273,29 +277,29 @@ def _by_call(model, units, x):
 # %% ../nbs/01_blocks.ipynb #efb2711a
 def _look_inside(look):
     "Units, blocks and last unit, as `look` finds them; an only block that holds rows of layers is opened"
-    more,found = (),look()
-    while len(found[1])==1 and found[1][0].big:
+    more, found = (), look()
+    while len(found[1]) == 1 and found[1][0].big:
         more = (*more, found[1][0].name)
         inner = look(more)
-        if len(inner[1])<2 or any(_parent(u.name)==more[-1] for u in inner[1]): break
+        if len(inner[1]) < 2 or any(_parent(u.name) == more[-1] for u in inner[1]): break
         found = inner
     return found
 
 # %% ../nbs/01_blocks.ipynb #9b9dc69c
-def blocks(model:nn.Module, # Any model; `Blocks` are returned as they are
-           spec:str|Iterable[str]|Callable|None=None, # How you name the blocks, as in `select`; default: found by the rules
-           x=None # A batch or its shape, for the order of execution and the shapes in the table
-          )->Blocks:
+def blocks(model: nn.Module,  # Any model; `Blocks` are returned as they are
+           spec: str | Iterable[str] | Callable | None = None,  # How you name the blocks, as in `select`; default: found by the rules
+           x=None  # A batch or its shape, for the order of execution and the shapes in the table
+          ) -> Blocks:
     "The blocks of `model`, in order, and its head"
     if isinstance(model, Blocks): return model
     if not isinstance(model, nn.Module): raise ReinitError(f'{model!r} is not a model: give an nn.Module')
-    prefix,core = _core(model)
+    prefix, core = _core(model)
     named = [_join(prefix, n) for n in _named_parts(core) or []] or None if spec is None else select(model, spec)
     def look(more=()):
         units = list(_units(core, _opener(core, named, more), prefix))
         if x is not None: units = _by_call(model, units, x)
-        return units, *(([u for u in units if u.name in named],)*2 if named else _find([u for u in units if not u.idle]))
-    units,starts,last = _look_inside(look)
+        return units, *(([u for u in units if u.name in named],) * 2 if named else _find([u for u in units if not u.idle]))
+    units, starts, last = _look_inside(look)
     if not starts: raise ReinitError(f'{type(model).__name__} has no two layers with weights, so nothing that could be a block and a head')
     parts = _partition(units, starts, last[-1])
     if not parts[-1].modules: raise ReinitError(f'nothing comes after the last block {parts[-2].name!r}: name the blocks only, the head is the rest')
@@ -303,18 +307,18 @@ def blocks(model:nn.Module, # Any model; `Blocks` are returned as they are
     return Blocks(model, parts, x)
 
 # %% ../nbs/01_blocks.ipynb #f895cbbc
-def _short(names): return ', '.join(names if len(names)<4 else [names[0], '…', names[-1]])
+def _short(names): return ', '.join(names if len(names) < 4 else [names[0], '…', names[-1]])
 
 def _shape(o): return '×'.join(map(str, o.shape[1:])) if isinstance(o, Tensor) else type(o).__name__
 
 @patch
-def table(self:Blocks,
-          x=None # A batch or its shape; default: the one given to `blocks`
-         )->pd.DataFrame: # One row per block, the head last
+def table(self: Blocks,
+          x=None  # A batch or its shape; default: the one given to `blocks`
+         ) -> pd.DataFrame:  # One row per block, the head last
     "Block, modules, parameters, share of all parameters and, for an input, the shape of the output"
     n = [sum(p.numel() for p in _pick(self, [b]).values()) for b in self.parts]
     df = pd.DataFrame(dict(block=[b.name for b in self.parts], modules=[_short(b.modules) for b in self.parts],
-                           parameters=n, share=[o/sum(n) for o in n]), index=[*range(1, len(self)+1), 'head'])
+                           parameters=n, share=[o / sum(n) for o in n]), index=[*range(1, len(self) + 1), 'head'])
     x = self.x if x is None else x
     if x is None: return df
     out = trace(self.model, [b.last for b in self.parts], x)
@@ -322,57 +326,57 @@ def table(self:Blocks,
 
 # %% ../nbs/01_blocks.ipynb #b8d37d03
 @patch
-def __repr__(self:Blocks):
+def __repr__(self: Blocks):
     return f'{type(self.model).__name__}: {len(self)} blocks and a head\n{self.table().to_string(float_format="{:.3f}".format)}'
 @patch
-def _repr_html_(self:Blocks): return self.table().to_html(float_format='{:.3f}'.format, border=0)
+def _repr_html_(self: Blocks): return self.table().to_html(float_format='{:.3f}'.format, border=0)
 
 # %% ../nbs/01_blocks.ipynb #57c44c6c
-def plot_blocks(df:pd.DataFrame, # From `Blocks.table`
-                ax=None # Where to draw
-               ): # Axes
+def plot_blocks(df: pd.DataFrame,  # From `Blocks.table`
+                ax=None  # Where to draw
+               ):  # Axes
     "Parameters of every block"
     from matplotlib import pyplot as plt
-    ax = ax or plt.subplots(figsize=(5, .5+.22*len(df)), layout='constrained')[1]
-    ax.barh(df['block'], df['parameters'], color=['C0']*(len(df)-1) + ['C1'])
+    ax = ax or plt.subplots(figsize=(5, .5 + .22 * len(df)), layout='constrained')[1]
+    ax.barh(df['block'], df['parameters'], color=['C0'] * (len(df) - 1) + ['C1'])
     ax.invert_yaxis()
     ax.set(xlabel='parameters')
     return ax
 
 # %% ../nbs/01_blocks.ipynb #b4d524a9
-def fans(shape:Sequence[int] # Of a Linear (out, in) or Conv (out, in, *kernel) weight
-        )->tuple[int,int]: # Fan-in and fan-out
+def fans(shape: Sequence[int]  # Of a Linear (out, in) or Conv (out, in, *kernel) weight
+        ) -> tuple[int, int]:  # Fan-in and fan-out
     "How many inputs feed an output of this layer, and how many outputs an input feeds"
-    if len(shape)<2: raise ReinitError(f'shape={tuple(shape)} has no fans: a weight has at least two dimensions (out, in)')
+    if len(shape) < 2: raise ReinitError(f'shape={tuple(shape)} has no fans: a weight has at least two dimensions (out, in)')
     field = math.prod(shape[2:])
-    return shape[1]*field, shape[0]*field
+    return shape[1] * field, shape[0] * field
 
 # %% ../nbs/01_blocks.ipynb #1d6c1008
-INITS = {'glorot_uniform': lambda i,o: (6/(i+o))**.5, 'glorot_normal': lambda i,o: (2/(i+o))**.5,
-         'he_uniform':     lambda i,o: (6/i)**.5,     'he_normal':     lambda i,o: (2/i)**.5}
-ALIASES = {'glorot':'glorot_uniform', 'xavier':'glorot_uniform', 'he':'he_normal', 'kaiming':'he_normal'}
+INITS = {'glorot_uniform': lambda i, o: (6 / (i + o))**.5, 'glorot_normal': lambda i, o: (2 / (i + o))**.5,
+         'he_uniform': lambda i, o: (6 / i)**.5, 'he_normal': lambda i, o: (2 / i)**.5}
+ALIASES = {'glorot': 'glorot_uniform', 'xavier': 'glorot_uniform', 'he': 'he_normal', 'kaiming': 'he_normal'}
 
-def init_name(init:str)->str: # A key of `INITS`
+def init_name(init: str) -> str:  # A key of `INITS`
     "Check the name of an initializer; `glorot` and `he` are short for the papers' own variants"
     if init not in INITS and init not in ALIASES: raise ReinitError(unknown('init', init, [*INITS, *ALIASES]))
     return ALIASES.get(init, init)
 
 # %% ../nbs/01_blocks.ipynb #873757da
-Gen = torch.Generator|Sequence[torch.Generator]
+Gen = torch.Generator | Sequence[torch.Generator]
 
-def each(f, # Called with one generator
-         gen:Gen # One generator, or one for each model of a stack
-        )->Tensor: # A leading dimension for a list of generators, none for a single one
+def each(f,  # Called with one generator
+         gen: Gen  # One generator, or one for each model of a stack
+        ) -> Tensor:  # A leading dimension for a list of generators, none for a single one
     "`f(gen)`, stacked over the models where `gen` is a list"
     return f(gen) if isinstance(gen, torch.Generator) else torch.stack([f(g) for g in gen])
 
 # %% ../nbs/01_blocks.ipynb #d477f81b
-def draw(shape:Sequence[int], # Of one model's weight
-         init:str='glorot_uniform', # One of `INITS`
-         gen:Gen=None, # Usually `streams.init` or `streams.reinit`
-         dtype=torch.float32, # Of the weights
-         device=None # Of the weights; default: the generator's
-        )->Tensor:
+def draw(shape: Sequence[int],  # Of one model's weight
+         init: str = 'glorot_uniform',  # One of `INITS`
+         gen: Gen = None,  # Usually `streams.init` or `streams.reinit`
+         dtype=torch.float32,  # Of the weights
+         device=None  # Of the weights; default: the generator's
+        ) -> Tensor:
     "A fresh weight, or a stack of them"
     init = init_name(init)
     a = INITS[init](*fans(shape))
@@ -380,14 +384,14 @@ def draw(shape:Sequence[int], # Of one model's weight
     def one(g):
         # drawn in single precision where the generator lives: a seed means the same network at every precision, on every device
         r = rand(*shape, generator=g, device=g.device, dtype=torch.float32).to(device or g.device, dtype)
-        return r.mul_(2*a).sub_(a) if init.endswith('uniform') else r.mul_(a)
+        return r.mul_(2 * a).sub_(a) if init.endswith('uniform') else r.mul_(a)
     return each(one, gen)
 
 # %% ../nbs/01_blocks.ipynb #4432d555
 RULES = {}   # class, or its dotted name → rule
 
-def reset_rule(*classes # Classes, or dotted names of classes that are not imported yet
-              ): # Decorator
+def reset_rule(*classes  # Classes, or dotted names of classes that are not imported yet
+              ):  # Decorator
     "Register `f(module)`, which gives the module's own parameters and buffers their initial values in place"
     def add(f):
         RULES.update(dict.fromkeys(classes, f))
@@ -395,7 +399,7 @@ def reset_rule(*classes # Classes, or dotted names of classes that are not impor
     return add
 
 # %% ../nbs/01_blocks.ipynb #dd24699e
-def rule_for(m:nn.Module)->Callable|None:
+def rule_for(m: nn.Module) -> Callable | None:
     "The rule for a module: one registered for its class or a class above it, else its own `reset_parameters`"
     for c in type(m).__mro__:
         if f := RULES.get(c) or RULES.get(f'{c.__module__}.{c.__qualname__}'): return f
@@ -411,41 +415,41 @@ def _trunc(std=.02): return lambda t: nn.init.trunc_normal_(t, std=std)
 def _keep(t): pass   # a constant, never trained
 
 # %% ../nbs/01_blocks.ipynb #94bca58c
-def own_rule(*classes, # As in `reset_rule`
-             **values # For each parameter or buffer, a function that fills it
+def own_rule(*classes,  # As in `reset_rule`
+             **values  # For each parameter or buffer, a function that fills it
             ):
     "Register how the parameters and buffers of a class are filled, one by one"
     @reset_rule(*classes)
     def rule(m):
-        for n,f in values.items():
+        for n, f in values.items():
             if isinstance(t := getattr(m, n, None), Tensor): f(t)
-    rule.keeps = {n for n,f in values.items() if f is _keep}
+    rule.keeps = {n for n, f in values.items() if f is _keep}
 
 # %% ../nbs/01_blocks.ipynb #84614eda
-_tv,_tm = 'torchvision.models.','timm.models.'
-own_rule(_tv+'convnext.CNBlock', layer_scale=_const(1e-6))
-own_rule(_tv+'vision_transformer.VisionTransformer', class_token=_const(0.))
-own_rule(_tv+'vision_transformer.Encoder', pos_embedding=_normal(.02))
-own_rule(_tv+'swin_transformer.ShiftedWindowAttention', _tv+'maxvit.RelativePositionalMultiHeadAttention', relative_position_bias_table=_trunc())
-own_rule(_tv+'swin_transformer.ShiftedWindowAttentionV2', logit_scale=_const(math.log(10)), relative_coords_table=_keep)
+_tv, _tm = 'torchvision.models.', 'timm.models.'
+own_rule(_tv + 'convnext.CNBlock', layer_scale=_const(1e-6))
+own_rule(_tv + 'vision_transformer.VisionTransformer', class_token=_const(0.))
+own_rule(_tv + 'vision_transformer.Encoder', pos_embedding=_normal(.02))
+own_rule(_tv + 'swin_transformer.ShiftedWindowAttention', _tv + 'maxvit.RelativePositionalMultiHeadAttention', relative_position_bias_table=_trunc())
+own_rule(_tv + 'swin_transformer.ShiftedWindowAttentionV2', logit_scale=_const(math.log(10)), relative_coords_table=_keep)
 own_rule('torchvision.ops.misc.FrozenBatchNorm2d', weight=_const(1.), bias=_const(0.), running_mean=_const(0.), running_var=_const(1.))
-own_rule(_tm+'vision_transformer.VisionTransformer', cls_token=_normal(1e-6), reg_token=_normal(1e-6), pos_embed=_trunc())
-own_rule(_tm+'eva.Eva', _tm+'beit.Beit', cls_token=_trunc(), reg_token=_trunc(), pos_embed=_trunc())
-own_rule(_tm+'convnext.ConvNeXtBlock', gamma=_const(1e-6))
-own_rule(_tm+'mlp_mixer.Affine', alpha=_const(1.), beta=_const(0.))
-own_rule(_tm+'mlp_mixer.ResBlock', ls1=_const(1e-4), ls2=_const(1e-4))
+own_rule(_tm + 'vision_transformer.VisionTransformer', cls_token=_normal(1e-6), reg_token=_normal(1e-6), pos_embed=_trunc())
+own_rule(_tm + 'eva.Eva', _tm + 'beit.Beit', cls_token=_trunc(), reg_token=_trunc(), pos_embed=_trunc())
+own_rule(_tm + 'convnext.ConvNeXtBlock', gamma=_const(1e-6))
+own_rule(_tm + 'mlp_mixer.Affine', alpha=_const(1.), beta=_const(0.))
+own_rule(_tm + 'mlp_mixer.ResBlock', ls1=_const(1e-4), ls2=_const(1e-4))
 
 # %% ../nbs/01_blocks.ipynb #5a33cb0f
 def _own(m):
     "Parameters and persistent buffers of a module itself"
-    bufs = {n:t for n,t in m._buffers.items() if n not in m._non_persistent_buffers_set}
-    return {n:t for n,t in {**m._parameters, **bufs}.items() if t is not None}
+    bufs = {n: t for n, t in m._buffers.items() if n not in m._non_persistent_buffers_set}
+    return {n: t for n, t in {**m._parameters, **bufs}.items() if t is not None}
 
 # %% ../nbs/01_blocks.ipynb #6f3611f6
 def _plan(module, name='', only=None):
     "Name, module and rule for every module with something to reset, children first"
-    todo = [(n,m,rule_for(m)) for n,m in reversed(list(module.named_modules())) if _own(m) and (only is None or only(n))]
-    for n,m,rule in todo:
+    todo = [(n, m, rule_for(m)) for n, m in reversed(list(module.named_modules())) if _own(m) and (only is None or only(n))]
+    for n, m, rule in todo:
         where = f'{_join(name, n) or "the model"} ({type(m).__name__})'
         if any(nn.parameter.is_lazy(t) for t in _own(m).values()): raise ReinitError(f'{where} has no shape yet: run a batch through the model first')
         if rule is None: raise ReinitError(
@@ -454,9 +458,9 @@ def _plan(module, name='', only=None):
     return todo
 
 # %% ../nbs/01_blocks.ipynb #ca0ae400
-def check_reset(module:nn.Module, # A model, or a part of one
-                name:str='', # Of `module`, for messages
-                only:Callable|None=None # As in `reset`
+def check_reset(module: nn.Module,  # A model, or a part of one
+                name: str = '',  # Of `module`, for messages
+                only: Callable | None = None  # As in `reset`
                ):
     "Raise the error that `reset` would raise for a module nobody knows, and change nothing"
     _plan(module, name, only)
@@ -465,7 +469,7 @@ def check_reset(module:nn.Module, # A model, or a part of one
 @contextmanager
 def _seeded(streams, m):
     "Inside, the global generators are copies that follow from `streams`"
-    devs = sorted({t.device.index or 0 for t in _own(m).values() if t.device.type=='cuda'})
+    devs = sorted({t.device.index or 0 for t in _own(m).values() if t.device.type == 'cuda'})
     with torch.random.fork_rng(devices=devs), torch.no_grad():
         torch.set_rng_state(streams.reinit.get_state())
         for d in devs: torch.cuda.default_generators[d].manual_seed(streams.reinit.initial_seed())
@@ -475,108 +479,108 @@ def _seeded(streams, m):
 def _reset_one(n, m, rule):
     "Apply a rule, and see that it sets everything"
     keeps = getattr(rule, 'keeps', ())
-    floats = {k:t for k,t in _own(m).items() if t.is_floating_point() and k not in keeps}
+    floats = {k: t for k, t in _own(m).items() if t.is_floating_point() and k not in keeps}
     for t in floats.values(): t.fill_(math.nan)
     rule(m)
-    left = [k for k,t in _own(m).items() if k in floats and t.isnan().any()]
+    left = [k for k, t in _own(m).items() if k in floats and t.isnan().any()]
     if left: raise ReinitError(f'the rule for {n or "the model"} ({type(m).__name__}) does not set {", ".join(left)}: '
                                f'write one that does, with @reset_rule({type(m).__name__})')
 
 # %% ../nbs/01_blocks.ipynb #703228e1
 NOT_DRAWN = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
 
-def _drawn(m): return {n:p for n,p in m._parameters.items() if p is not None and p.ndim>1 and 'weight' in n and not isinstance(m, NOT_DRAWN)}
+def _drawn(m): return {n: p for n, p in m._parameters.items() if p is not None and p.ndim > 1 and 'weight' in n and not isinstance(m, NOT_DRAWN)}
 
-def drawn(model:nn.Module)->dict[str,nn.Parameter]: # Names and weights
+def drawn(model: nn.Module) -> dict[str, nn.Parameter]:  # Names and weights
     "The weights that come from an initializer, each once"
-    found = {_join(n, k):p for n,m in model.named_modules() for k,p in _drawn(m).items()}
-    return {n:p for n,p in model.named_parameters() if n in found}
+    found = {_join(n, k): p for n, m in model.named_modules() for k, p in _drawn(m).items()}
+    return {n: p for n, p in model.named_parameters() if n in found}
 
 def _redraw(todo, init, streams):
     "New weights from `init` and biases of zero, after all rules have run"
-    for n,m,_ in todo:
-        for k,p in _drawn(m).items():
+    for n, m, _ in todo:
+        for k, p in _drawn(m).items():
             w = init(tuple(p.shape), streams.fork(_join(n, k)).reinit)
-            if tuple(w.shape)!=tuple(p.shape): raise ReinitError(f'init gives {tuple(w.shape)} for {_join(n, k)} of shape {tuple(p.shape)}')
+            if tuple(w.shape) != tuple(p.shape): raise ReinitError(f'init gives {tuple(w.shape)} for {_join(n, k)} of shape {tuple(p.shape)}')
             with torch.no_grad(): p.copy_(w)
-        for k,p in m._parameters.items():
+        for k, p in m._parameters.items():
             if p is not None and 'bias' in k and _drawn(m): nn.init.zeros_(p)
 
 # %% ../nbs/01_blocks.ipynb #99351758
-def reset(module:nn.Module, # A model, or a part of one
-          init:str|Callable='default', # `default`: each layer's own; for weights also a name as in `draw`, or `f(shape, generator)`
-          streams:Streams|int=0, # Draws come from its `reinit` stream; a number is a seed
-          name:str='', # Of `module`, for messages
-          only:Callable|None=None # Reset a module below only if `only(name)` is true
-         )->nn.Module: # The same, changed in place
+def reset(module: nn.Module,  # A model, or a part of one
+          init: str | Callable = 'default',  # `default`: each layer's own; for weights also a name as in `draw`, or `f(shape, generator)`
+          streams: Streams | int = 0,  # Draws come from its `reinit` stream; a number is a seed
+          name: str = '',  # Of `module`, for messages
+          only: Callable | None = None  # Reset a module below only if `only(name)` is true
+         ) -> nn.Module:  # The same, changed in place
     "Give every parameter and buffer under `module` its initial value anew"
-    if isinstance(init, str) and init!='default':
+    if isinstance(init, str) and init != 'default':
         by = init_name(init)
-        init = lambda shape,g: draw(shape, by, g)
+        init = lambda shape, g: draw(shape, by, g)
     if not isinstance(streams, Streams): streams = Streams(streams)
     todo = _plan(module, name, only)
-    old = [(t, t.detach().clone()) for _,m,_ in todo for t in _own(m).values()]
+    old = [(t, t.detach().clone()) for _, m, _ in todo for t in _own(m).values()]
     fresh = Streams(torch.randint(2**62, (1,), generator=streams.reinit, device=streams.device).item())
     try:
-        for n,m,rule in todo:
+        for n, m, rule in todo:
             with _seeded(fresh.fork(n), m): _reset_one(_join(name, n), m, rule)
         if callable(init): _redraw(todo, init, fresh)
     except Exception:
         with torch.no_grad():
-            for t,v in old: t.copy_(v)
+            for t, v in old: t.copy_(v)
         raise
     return module
 
 # %% ../nbs/01_blocks.ipynb #b8d37d04
 @patch
-def part_of(self:Blocks,
-            name:str # Of a module
-           )->Block|None: # A block or the head; `None` for what holds several
+def part_of(self: Blocks,
+            name: str  # Of a module
+           ) -> Block | None:  # A block or the head; `None` for what holds several
     "The part that module `name` belongs to"
-    return _place(_join(name, '_'), {m:part for part in self.parts for m in part.modules}, self.parts)
+    return _place(_join(name, '_'), {m: part for part in self.parts for m in part.modules}, self.parts)
 
 def _reset_parts(b, parts, init, streams):
     reset(b.model, init, streams, only=lambda n: any(b.part_of(n) is p for p in parts))
     return b
 
 @patch
-def reset(self:Blocks, k:int|str, init:str|Callable='default', streams:Streams|int=0)->Blocks: # The same
+def reset(self: Blocks, k: int | str, init: str | Callable = 'default', streams: Streams | int = 0) -> Blocks:  # The same
     "Reset block `k`, in place"
     return _reset_parts(self, [self[k]], init, streams)
 @patch
-def reset_above(self:Blocks, k:int, init:str|Callable='default', streams:Streams|int=0)->Blocks: # The same
+def reset_above(self: Blocks, k: int, init: str | Callable = 'default', streams: Streams | int = 0) -> Blocks:  # The same
     "Reset all blocks above `k`, and the head, in place"
     return _reset_parts(self, self.parts[check_number('k', k, 0, len(self), integer=True):], init, streams)
 
 # %% ../nbs/01_blocks.ipynb #3428f6f3
-def norms(b:Blocks|nn.Module # Blocks, or a model
-         )->dict[str,float]: # Name and 2-norm
+def norms(b: Blocks | nn.Module  # Blocks, or a model
+         ) -> dict[str, float]:  # Name and 2-norm
     "The 2-norm of every weight: every parameter with two dimensions or more"
     b = blocks(b)
-    return {n:p.detach().norm().item() for n,p in _pick(b, b.parts).items() if p.ndim>1}
+    return {n: p.detach().norm().item() for n, p in _pick(b, b.parts).items() if p.ndim > 1}
 
 # %% ../nbs/01_blocks.ipynb #b12b46b0
-def norms_table(b:Blocks, # Blocks of a model
-                initial:dict|None=None # From `norms`, at the beginning
-               )->pd.DataFrame: # One row per weight
+def norms_table(b: Blocks,  # Blocks of a model
+                initial: dict | None = None  # From `norms`, at the beginning
+               ) -> pd.DataFrame:  # One row per weight
     "Block, weight and 2-norm; with `initial`, also the norm at first and the ratio of the two"
     now = norms(b)
     df = pd.DataFrame([dict(block=part.name, weight=n, norm=now[n]) for part in b.parts for n in part.params if n in now])
-    return df if initial is None else df.assign(initial=df['weight'].map(initial), ratio=df['norm']/df['weight'].map(initial))
+    return df if initial is None else df.assign(initial=df['weight'].map(initial), ratio=df['norm'] / df['weight'].map(initial))
 
 # %% ../nbs/01_blocks.ipynb #e5620ad3
 class FixedNorm(nn.Module):
     "The layer that LW puts after a block: (z−μ)/σ, not trained, at first the identity"
     def __init__(self,
-                 mu=0., # Mean of the block's output
-                 sigma=1. # Its standard deviation
+                 mu=0.,  # Mean of the block's output
+                 sigma=1.  # Its standard deviation
                 ):
         super().__init__()
         self.register_buffer('mu', torch.as_tensor(mu))
         self.register_buffer('sigma', torch.as_tensor(sigma))
     def forward(self, z):
         if not isinstance(z, Tensor): raise ReinitError(f'FixedNorm takes a tensor, and the block before it returns a {type(z).__name__}: name other blocks')
-        return (z-self.mu).div_(self.sigma)   # in place: one tensor less
+        return (z - self.mu).div_(self.sigma)   # in place: one tensor less
     def extra_repr(self): return f'mu={self.mu:.4g}, sigma={self.sigma:.4g}'
 
 own_rule(FixedNorm, mu=_const(0.), sigma=_const(1.))
@@ -588,17 +592,17 @@ def _host(model, name):
     "The module `name`, if something can be put behind it"
     mods = dict(model.named_modules(remove_duplicate=False))
     if name not in mods: raise ReinitError(f'{type(model).__name__} has no module {name!r}' + _nearest_hint(name, mods))
-    twins = [n for n,m in mods.items() if m is mods[name] and n!=name]
+    twins = [n for n, m in mods.items() if m is mods[name] and n != name]
     if twins: raise ReinitError(f'{name!r} and {twins[0]!r} are one and the same module, used in two places: make two modules of it')
     if NORM in mods[name]._modules: raise ReinitError(f'{name!r} has a {NORM} already')
     if isinstance(mods[name], (nn.ModuleList, nn.ModuleDict)): raise ReinitError(f'{name!r} is a {type(mods[name]).__name__} that runs its children in its own way: name another module')
     return mods[name]
 
 # %% ../nbs/01_blocks.ipynb #2194f4b6
-def insert_after(model:nn.Module,
-                 name:str, # Of the module whose output it changes
-                 module:nn.Module # What to insert
-                )->nn.Module: # `module`
+def insert_after(model: nn.Module,
+                 name: str,  # Of the module whose output it changes
+                 module: nn.Module  # What to insert
+                ) -> nn.Module:  # `module`
     "Apply `module` to the output of the module `name`; the names of parameters stay"
     host = _host(model, name)
     host.add_module(NORM, module)
@@ -606,20 +610,20 @@ def insert_after(model:nn.Module,
     return module
 
 # %% ../nbs/01_blocks.ipynb #f8c39a5f
-def add_norms(b:Blocks, # Blocks of a model
-              make:Callable=FixedNorm # Makes what is inserted, without arguments
-             )->dict[str,nn.Module]: # What was inserted after each block
+def add_norms(b: Blocks,  # Blocks of a model
+              make: Callable = FixedNorm  # Makes what is inserted, without arguments
+             ) -> dict[str, nn.Module]:  # What was inserted after each block
     "Put an identity `FixedNorm` after every block"
     like = next(b.model.parameters())
     for part in b: _host(b.model, part.last)   # all or nothing
     return {part.name: insert_after(b.model, part.last, make().to(like.device)) for part in b}
 
 # %% ../nbs/01_blocks.ipynb #374554ac
-def remove_norms(model:nn.Module)->nn.Module: # The same model
+def remove_norms(model: nn.Module) -> nn.Module:  # The same model
     "Take out all that was inserted"
     for m in list(model.modules()):
         if m._modules.pop(NORM, None) is None: continue
-        for k in [k for k,f in m._forward_hooks.items() if f is _call_norm]: del m._forward_hooks[k]
+        for k in [k for k, f in m._forward_hooks.items() if f is _call_norm]: del m._forward_hooks[k]
     return model
 
 # %% ../nbs/01_blocks.ipynb #1dcc1dc8
@@ -644,10 +648,10 @@ def _chain(m):
 def _next_layer(mods, name):
     "The layer that is called after module `name` and does not commute with its norm, if a chain of `Sequential`s tells"
     while name:
-        up,_,own = name.rpartition('.')
+        up, _, own = name.rpartition('.')
         if type(mods[up]).forward is not nn.Sequential.forward: return None
         kids = list(_kids(mods[up]))
-        for k in kids[kids.index(own)+1:]:
+        for k in kids[kids.index(own) + 1:]:
             for m in _chain(mods[_join(up, k)]):
                 if not isinstance(m, _COMMUTE) or NORM in m._modules: return m
         if NORM in mods[up]._modules: return None
@@ -657,31 +661,31 @@ def _next_layer(mods, name):
 def _fold_target(mods, name, norm):
     "The layer into which `norm` after module `name` can be folded, and whether it comes before; or an error that says why not"
     before = _last_in(mods[name])
-    if isinstance(before, _AFFINE) or isinstance(before, _NORMS) and before.weight is not None: return before,True
+    if isinstance(before, _AFFINE) or isinstance(before, _NORMS) and before.weight is not None: return before, True
     after = _next_layer(mods, name)
     if not isinstance(after, _AFFINE):
         what = 'no chain of Sequentials tells what comes next' if after is None else f'a {type(after).__name__} comes next'
         raise ReinitError(f'the norm after {name!r} cannot be folded: {type(before).__name__} has no weights to take it, and {what}')
-    if norm.mu!=0 and any(getattr(after, 'padding', ())) and after.padding!='valid':
+    if norm.mu != 0 and any(getattr(after, 'padding', ())) and after.padding != 'valid':
         raise ReinitError(f'the norm after {name!r} cannot be folded into the {type(after).__name__} that comes next: it pads with zeros, and mu is not 0')
-    return after,False
+    return after, False
 
 # %% ../nbs/01_blocks.ipynb #ca76e4ea
 def _fold(layer, before, mu, sigma):
     "Change weight and bias in place; a layer without bias gets one if it needs it"
     bias = 0 if layer.bias is None else layer.bias
-    shift = -mu/sigma if before else -mu/sigma*layer.weight.flatten(1).sum(1)
-    new = (bias/sigma if before else bias) + shift + layer.weight.new_zeros(layer.weight.shape[:1] if isinstance(layer, _AFFINE) else layer.weight.shape)
+    shift = -mu / sigma if before else -mu / sigma * layer.weight.flatten(1).sum(1)
+    new = (bias / sigma if before else bias) + shift + layer.weight.new_zeros(layer.weight.shape[:1] if isinstance(layer, _AFFINE) else layer.weight.shape)
     if layer.bias is not None: layer.bias.copy_(new)
-    elif mu!=0: layer.bias = nn.Parameter(new)
+    elif mu != 0: layer.bias = nn.Parameter(new)
     layer.weight.div_(sigma)
 
 # %% ../nbs/01_blocks.ipynb #66636fc6
-def fold_norms(model:nn.Module)->nn.Module: # The same model, for evaluation
+def fold_norms(model: nn.Module) -> nn.Module:  # The same model, for evaluation
     "Fold every `FixedNorm` into the layer before or after it, and remove it"
     mods = dict(model.named_modules(remove_duplicate=False))
-    found = {n:m._modules[NORM] for n,m in mods.items() if isinstance(m._modules.get(NORM), FixedNorm)}
-    todo = [(_fold_target(mods, n, f), f) for n,f in found.items() if f.mu!=0 or f.sigma!=1]   # all or nothing
+    found = {n: m._modules[NORM] for n, m in mods.items() if isinstance(m._modules.get(NORM), FixedNorm)}
+    todo = [(_fold_target(mods, n, f), f) for n, f in found.items() if f.mu != 0 or f.sigma != 1]   # all or nothing
     with torch.no_grad():
-        for (layer,before),f in todo: _fold(layer, before, f.mu, f.sigma)
+        for (layer, before), f in todo: _fold(layer, before, f.mu, f.sigma)
     return remove_norms(model)

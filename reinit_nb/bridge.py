@@ -10,13 +10,15 @@ __all__ = ['HOWS', 'MEASURES', 'BRIDGES', 'BridgeRun', 'measured', 'run_bridge',
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
-import torch
-from fastai.callback.core import Callback,CancelFitException
+from fastai.callback.core import Callback, CancelFitException
 from torch import nn
-from .core import Recipe,ReinitError,by_scale,check_choice,check_number,default_device,scale as get_scale
-from .flatness import evaluate,noise_curve
+
+from .core import Recipe, ReinitError, by_scale, check_choice, check_number, default_device
+from .core import scale as get_scale
+from .flatness import evaluate, noise_curve
 from .freezing import FrozenLayersCallback
 from .lw import LayerwiseCallback
 from .path import seeded
@@ -26,36 +28,37 @@ from .stats import interval
 from .sweep import Engine
 from .vision import Task
 from .vision import missing as no_data
-from .waves import ImageRun,_hessian,image_net,images,look,plain_log
+from .waves import ImageRun, _hessian, image_net, images, look, plain_log
 
 # %% ../nbs/54_bridge.ipynb #d733aa0c
-HOWS = ('nothing','LW','Dirac','frozen','reservoir')
+HOWS = ('nothing', 'LW', 'Dirac', 'frozen', 'reservoir')
 
 @dataclass(frozen=True)
 class BridgeRun(Recipe):
     "A trained network that is trained on, after something was done to it"
-    model:str = 'resnet18'    # As in `waves.image_net`
-    task:Task = Task('cifar10', n_train=500, valid=0., size=16)
-    how:str = 'nothing'       # One of `HOWS`
-    width:float = 1/8         # Of networks of our own
-    epochs:int = 12           # Of each of the two stretches
-    rounds:int = 4            # LW: that many blocks, one round for each
-    reset:float = .1          # Dirac: its factor
-    front:int = 4             # Blocks that are frozen
-    lr:float = 1e-3           # Of Adam
-    batch:int = 50            # Images in a step
-    n_test:int|None = 2000    # As in `ImageRun`
-    looked:int = 100          # Training images at which gradients and Hessian are measured
-    probes:int = 10           # For the trace of the Hessian
-    noise:float = .01         # Deviation of the noise on the parameters
-    seed:int = 0              # Of images, weights, order and fresh weights
+    model: str = 'resnet18'    # As in `waves.image_net`
+    task: Task = Task('cifar10', n_train=500, valid=0., size=16)
+    how: str = 'nothing'       # One of `HOWS`
+    width: float = 1 / 8         # Of networks of our own
+    epochs: int = 12           # Of each of the two stretches
+    rounds: int = 4            # LW: that many blocks, one round for each
+    reset: float = .1          # Dirac: its factor
+    front: int = 4             # Blocks that are frozen
+    lr: float = 1e-3           # Of Adam
+    batch: int = 50            # Images in a step
+    n_test: int | None = 2000    # As in `ImageRun`
+    looked: int = 100          # Training images at which gradients and Hessian are measured
+    probes: int = 10           # For the trace of the Hessian
+    noise: float = .01         # Deviation of the noise on the parameters
+    seed: int = 0              # Of images, weights, order and fresh weights
 
     def check(self):
-        check_choice('how', self.how, HOWS); check_number('noise', self.noise, 0)
-        for k in ('epochs','rounds','front','batch','looked'): check_number(k, getattr(self, k), 1, integer=True)
-        for k in ('width','lr','reset'): check_number(k, getattr(self, k), 0, lo_open=True)
+        check_choice('how', self.how, HOWS)
+        check_number('noise', self.noise, 0)
+        for k in ('epochs', 'rounds', 'front', 'batch', 'looked'): check_number(k, getattr(self, k), 1, integer=True)
+        for k in ('width', 'lr', 'reset'): check_number(k, getattr(self, k), 0, lo_open=True)
         check_number('probes', self.probes, 2, integer=True)
-        if self.how=='LW' and self.epochs<self.rounds: raise ReinitError(f'epochs={self.epochs} should be {self.rounds} or more: each of the {self.rounds} rounds of LW needs one')
+        if self.how == 'LW' and self.epochs < self.rounds: raise ReinitError(f'epochs={self.epochs} should be {self.rounds} or more: each of the {self.rounds} rounds of LW needs one')
 
 # %% ../nbs/54_bridge.ipynb #0f8b7fde
 def _fit(net, data, run, cbs=(), seed=0):
@@ -73,54 +76,54 @@ def _fit(net, data, run, cbs=(), seed=0):
 
 class _HaltCallback(Callback):
     "End the fit before the first step, behind what intervenes there"
-    order,run_valid = RoundCallback.order+.01,False
+    order, run_valid = RoundCallback.order + .01, False
     def before_batch(self): raise CancelFitException()
 
 # %% ../nbs/54_bridge.ipynb #96d36b7b
 def _method(run):
     "Callbacks of a way to go on"
-    if run.how=='LW': return [LayerwiseCallback(blocks=run.rounds, seed=run.seed)]
-    return [FrozenLayersCallback(position='front', n=run.front, of='blocks')] if run.how in ('frozen','reservoir') else []
+    if run.how == 'LW': return [LayerwiseCallback(blocks=run.rounds, seed=run.seed)]
+    return [FrozenLayersCallback(position='front', n=run.front, of='blocks')] if run.how in ('frozen', 'reservoir') else []
 
 def _begun(run, first, fresh, data):
     "The network as it is where the second stretch begins: what has been done to it at once, and a copy to be trained"
-    net = copy.deepcopy(fresh if run.how=='reservoir' else first)
-    if run.how=='Dirac': dirac_reset(net, run.reset)
-    return (_fit(copy.deepcopy(net), data, run, [*_method(run), _HaltCallback()], run.seed+1) if run.how=='LW' else net),copy.deepcopy(net)
+    net = copy.deepcopy(fresh if run.how == 'reservoir' else first)
+    if run.how == 'Dirac': dirac_reset(net, run.reset)
+    return (_fit(copy.deepcopy(net), data, run, [*_method(run), _HaltCallback()], run.seed + 1) if run.how == 'LW' else net), copy.deepcopy(net)
 
 # %% ../nbs/54_bridge.ipynb #b1d0ebf6
-MEASURES = ('width','centroid','trace','top','rise')
+MEASURES = ('width', 'centroid', 'trace', 'top', 'rise')
 
-def measured(net:nn.Module, # A classifier
-             run:BridgeRun, # What is looked at
-             train:tuple, # Images and labels
-             test:tuple, # Images and labels
-             when:str # A letter that is put behind the names
-            )->dict: # `MEASURES`, edge, mean_eigenvalue, trace_error, train, test
+def measured(net: nn.Module,  # A classifier
+             run: BridgeRun,  # What is looked at
+             train: tuple,  # Images and labels
+             test: tuple,  # Images and labels
+             when: str  # A letter that is put behind the names
+            ) -> dict:  # `MEASURES`, edge, mean_eigenvalue, trace_error, train, test
     "Spectrum, flatness and accuracies of a network"
-    some = train[0][:run.looked],train[1][:run.looked]
-    row = {k[:-1]:v for k,v in look(net, some[0], 0).items() if 'quantiles' not in k} | _hessian(net, some, run.probes, run.seed)
+    some = train[0][:run.looked], train[1][:run.looked]
+    row = {k[:-1]: v for k, v in look(net, some[0], 0).items() if 'quantiles' not in k} | _hessian(net, some, run.probes, run.seed)
     row['rise'] = float(noise_curve(net, some, [run.noise], seed=run.seed).d_loss.mean())
-    row |= {k:float(evaluate(net, d).accuracy[0]) for k,d in (('train',train),('test',test))}
-    return {k+when:v for k,v in row.items()}
+    row |= {k: float(evaluate(net, d).accuracy[0]) for k, d in (('train', train), ('test', test))}
+    return {k + when: v for k, v in row.items()}
 
 # %% ../nbs/54_bridge.ipynb #8fac366e
-def run_bridge(runs:Sequence[BridgeRun] # Alike but for `how`
-              )->list[list[dict]]: # One row for each
+def run_bridge(runs: Sequence[BridgeRun]  # Alike but for `how`
+              ) -> list[list[dict]]:  # One row for each
     "Train once, then go on in every way"
     r = runs[0]
-    train,test,c = images(ImageRun(r.model, r.task, n_test=r.n_test, seed=r.seed))
+    train, test, c = images(ImageRun(r.model, r.task, n_test=r.n_test, seed=r.seed))
     fresh = image_net(r.model, c, r.seed, size=train[0].shape[2], c_in=train[0].shape[1], width=r.width).to(default_device())
     first = _fit(copy.deepcopy(fresh), train, r, seed=r.seed)
-    before,rows = measured(first, r, train, test, '0'),[]
+    before, rows = measured(first, r, train, test, '0'), []
     for o in runs:
-        now,net = _begun(o, first, fresh, train)
-        at_once = {k[:-1]+'a':v for k,v in before.items()} if o.how in ('nothing','frozen') else measured(now, o, train, test, 'a')
-        rows.append([before | at_once | measured(_fit(net, train, o, _method(o), o.seed+1), o, train, test, '1')])
+        now, net = _begun(o, first, fresh, train)
+        at_once = {k[:-1] + 'a': v for k, v in before.items()} if o.how in ('nothing', 'frozen') else measured(now, o, train, test, 'a')
+        rows.append([before | at_once | measured(_fit(net, train, o, _method(o), o.seed + 1), o, train, test, '1')])
     return rows
 
 # %% ../nbs/54_bridge.ipynb #c2764f08
-def plan_bridge(recipes:Sequence[BridgeRun])->list: # Portions, each from one trained network
+def plan_bridge(recipes: Sequence[BridgeRun]) -> list:  # Portions, each from one trained network
     "Runs that share the first stretch, together"
     groups = {}
     for r in recipes: groups.setdefault(r.replace(how=HOWS[0]), []).append(r)
@@ -129,45 +132,47 @@ def plan_bridge(recipes:Sequence[BridgeRun])->list: # Portions, each from one tr
 BRIDGES = Engine(plan_bridge, run_bridge, missing=lambda r: no_data(r.task.dataset))
 
 # %% ../nbs/54_bridge.ipynb #88a6ddc5
-def bridges(scale:str|None=None # As in `core.scale`
-           )->list[BridgeRun]:
+def bridges(scale: str | None = None  # As in `core.scale`
+           ) -> list[BridgeRun]:
     "A thin VGG11 at laptop scale, and a ResNet18 as well at the paper's; all ways to go on"
     at = get_scale(scale)
     task = by_scale(Task('digits', n_train=50, valid=0.), Task('cifar10', n_train=500, valid=0., size=16), Task('cifar10', valid=0.), at)
     kw = dict(epochs=by_scale(2, 48, 100, at), rounds=by_scale(2, 4, 8, at), n_test=by_scale(100, 2000, None, at), looked=by_scale(16, 100, 1000, at), probes=by_scale(2, 10, 100, at))
-    nets = by_scale((('vgg11',1/16,2),), (('vgg11',1/8,4),), (('vgg11',1.,10),('resnet18',1.,10)), at)   # width, seeds
-    return [BridgeRun(k, task, how, w, seed=s, **kw) for k,w,n in nets for s in range(n) for how in HOWS]
+    nets = by_scale((('vgg11', 1 / 16, 2),), (('vgg11', 1 / 8, 4),), (('vgg11', 1., 10), ('resnet18', 1., 10)), at)   # width, seeds
+    return [BridgeRun(k, task, how, w, seed=s, **kw) for k, w, n in nets for s in range(n) for how in HOWS]
 
 # %% ../nbs/54_bridge.ipynb #b1b24877
-def against(df:pd.DataFrame, # Results of `bridges`
-            measures:Sequence[str]=MEASURES, # Positive numbers, whose ratios are taken
-            when:str='1' # `1`: at the end, `a`: right after the intervention, then against before
-           )->pd.DataFrame: # model, how, measure, ratio, lo, hi, n, train (mean training accuracy then: below 1 it is no minimum)
+def against(df: pd.DataFrame,  # Results of `bridges`
+            measures: Sequence[str] = MEASURES,  # Positive numbers, whose ratios are taken
+            when: str = '1'  # `1`: at the end, `a`: right after the intervention, then against before
+           ) -> pd.DataFrame:  # model, how, measure, ratio, lo, hi, n, train (mean training accuracy then: below 1 it is no minimum)
     "Ratios to the control, seed by seed"
     rows = []
-    for (m,k),how in ((i,h) for i in ((m,k) for m in dict.fromkeys(df.model) for k in measures) for h in HOWS[1:]):
-        d = df[df.model==m]
-        w = d.pivot(index='seed', columns='how', values=k+when)
+    for (m, k), how in ((i, h) for i in ((m, k) for m in dict.fromkeys(df.model) for k in measures) for h in HOWS[1:]):
+        d = df[df.model == m]
+        w = d.pivot(index='seed', columns='how', values=k + when)
         if how not in w or HOWS[0] not in w: continue
-        v = np.log((w[how]/w[HOWS[0]]).where(lambda o: o>0)).dropna()
-        train = d[d.how==how][f'train{when}'].mean() if f'train{when}' in d else 1.
-        if len(v)>1: rows.append(dict(model=m, how=how, measure=k, **{a:np.exp(b) for a,b in zip(('ratio','lo','hi'), (interval(v)[c] for c in ('mean','lo','hi')))}, n=len(v), train=train))
-    return pd.DataFrame(rows, columns=['model','how','measure','ratio','lo','hi','n','train'])
+        v = np.log((w[how] / w[HOWS[0]]).where(lambda o: o > 0)).dropna()
+        train = d[d.how == how][f'train{when}'].mean() if f'train{when}' in d else 1.
+        if len(v) > 1: rows.append(dict(model=m, how=how, measure=k, **{a: np.exp(b) for a, b in zip(('ratio', 'lo', 'hi'), (interval(v)[c] for c in ('mean', 'lo', 'hi')))}, n=len(v), train=train))
+    return pd.DataFrame(rows, columns=['model', 'how', 'measure', 'ratio', 'lo', 'hi', 'n', 'train'])
 
 # %% ../nbs/54_bridge.ipynb #fa9425ee
-def plot_against(t:pd.DataFrame # From `against`
-                ): # One Axes for each measure
+def plot_against(t: pd.DataFrame  # From `against`
+                ):  # One Axes for each measure
     "Ratios to the control with their intervals; colors are networks, open circles are of networks that have not learned all images"
     import matplotlib.pyplot as plt
-    keys,hows,models = (list(dict.fromkeys(t[c])) for c in ('measure','how','model'))
-    axs = plt.subplots(ncols=len(keys), figsize=(min(11, 2.2*len(keys)), 2.6), layout='constrained', sharey=True, squeeze=False)[1][0]
-    for ax,k in zip(axs, keys):
-        for i,m in enumerate(models):
-            g = t[(t.measure==k) & (t.model==m)].set_index('how').reindex(hows)
-            ax.errorbar(g.ratio, np.arange(len(hows))+.15*i, xerr=np.abs(np.array([g.ratio-g.lo, g.hi-g.ratio])), fmt='o', ms=4, lw=1, label=m, c=f'C{i}')
-            open_ = (g.train<1).to_numpy()
-            ax.plot(g.ratio[open_], np.flatnonzero(open_)+.15*i, 'o', ms=6, c=f'C{i}', mfc='white', zorder=4)
-        ax.axvline(1, c='k', lw=.7, ls=':'); ax.set(title=k, xscale='log', xlabel='ratio', yticks=range(len(hows)), yticklabels=hows); plain_log(ax)
+    keys, hows, models = (list(dict.fromkeys(t[c])) for c in ('measure', 'how', 'model'))
+    axs = plt.subplots(ncols=len(keys), figsize=(min(11, 2.2 * len(keys)), 2.6), layout='constrained', sharey=True, squeeze=False)[1][0]
+    for ax, k in zip(axs, keys):
+        for i, m in enumerate(models):
+            g = t[(t.measure == k) & (t.model == m)].set_index('how').reindex(hows)
+            ax.errorbar(g.ratio, np.arange(len(hows)) + .15 * i, xerr=np.abs(np.array([g.ratio - g.lo, g.hi - g.ratio])), fmt='o', ms=4, lw=1, label=m, c=f'C{i}')
+            open_ = (g.train < 1).to_numpy()
+            ax.plot(g.ratio[open_], np.flatnonzero(open_) + .15 * i, 'o', ms=6, c=f'C{i}', mfc='white', zorder=4)
+        ax.axvline(1, c='k', lw=.7, ls=':')
+        ax.set(title=k, xscale='log', xlabel='ratio', yticks=range(len(hows)), yticklabels=hows)
+        plain_log(ax)
     axs[0].invert_yaxis()
-    if len(models)>1: axs[-1].legend(frameon=False, fontsize='small')
+    if len(models) > 1: axs[-1].legend(frameon=False, fontsize='small')
     return axs

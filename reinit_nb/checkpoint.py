@@ -8,68 +8,75 @@ __all__ = ['pack', 'unpack', 'attributes', 'set_attributes', 'rng_state', 'set_r
            'read_checkpoint', 'CheckpointCallback']
 
 # %% ../nbs/37_checkpoint.ipynb #d1a0c0c3
-import glob,io,pickle,random,tempfile,warnings
+import glob
+import io
+import pickle
+import random
+import tempfile
+import warnings
 from pathlib import Path
+
 import numpy as np
 import torch
-from fastai.callback.core import Callback,CancelFitException
-from fastai.learner import Learner,Metric
+from fastai.callback.core import Callback, CancelFitException
+from fastai.learner import Learner, Metric
 from fastai.optimizer import OptimWrapper
-from fastai.torch_core import num_distrib,to_device
-from fastcore.basics import noop,patch
+from fastai.torch_core import num_distrib, to_device
+from fastcore.basics import noop, patch
 from fastcore.foundation import L
-from torch import Tensor,nn
-from .core import Recipe,ReinitError,atomic_write,check_number,flat
-from .rounds import RoundCallback,find_blocks,given,root
+from torch import Tensor, nn
+
+from .core import Recipe, ReinitError, atomic_write, check_number, flat
+from .rounds import RoundCallback, find_blocks, given, root
 
 # %% ../nbs/37_checkpoint.ipynb #2350e094
 _KIND = '__kind__'
-_NUMBERS = {int:torch.int64, float:torch.float64, np.float64:torch.float64}
+_NUMBERS = {int: torch.int64, float: torch.float64, np.float64: torch.float64}
 
 def _column(o):
     "A long list of one kind of number as a tensor, or `None`"
     kinds = {type(v) for v in o}
-    if len(o)<16 or len(kinds)>1: return
+    if len(o) < 16 or len(kinds) > 1: return
     kind = kinds.pop()
     try:
         if kind in _NUMBERS: return dict(of=kind.__name__, data=torch.tensor(list(o), dtype=_NUMBERS[kind]))
-    except (RuntimeError,ValueError,OverflowError): return   # an integer of more than 64 bits
-    if issubclass(kind, Tensor) and all(v.ndim==0 and (v.dtype,v.device)==(o[0].dtype,o[0].device) for v in o):
+    except (RuntimeError, ValueError, OverflowError): return   # an integer of more than 64 bits
+    if issubclass(kind, Tensor) and all(v.ndim == 0 and (v.dtype, v.device) == (o[0].dtype, o[0].device) for v in o):
         return dict(of='tensor', data=torch.stack([v.detach().as_subclass(Tensor) for v in o]))
 
 def _spread(col):
     data = col['data']
-    if col['of']=='tensor': return list(data.unbind())
-    return list(data.numpy()) if col['of']=='float64' else data.tolist()
+    if col['of'] == 'tensor': return list(data.unbind())
+    return list(data.numpy()) if col['of'] == 'float64' else data.tolist()
 
 # %% ../nbs/37_checkpoint.ipynb #8791f834
-def pack(o): # Loads with `torch.load(..., weights_only=True)`
+def pack(o):  # Loads with `torch.load(..., weights_only=True)`
     "`o` as plain values and tensors, or a `TypeError`"
-    if o is None or type(o) in (bool,int,float,str): return o
+    if o is None or type(o) in (bool, int, float, str): return o
     if isinstance(o, Tensor):
         o = o.detach().as_subclass(Tensor)
-        return o.clone() if o.untyped_storage().nbytes()>o.numel()*o.element_size() else o   # of a view, all would be saved
-    if isinstance(o, np.generic): return {_KIND:'scalar', 'dtype':o.dtype.str, 'data':o.item()}
-    if isinstance(o, np.ndarray): return {_KIND:'array', 'data':torch.from_numpy(np.ascontiguousarray(o))}
-    if isinstance(o, Path): return {_KIND:'path', 'data':str(o)}
-    if isinstance(o, dict): return {pack(k):pack(v) for k,v in o.items()}
-    if not isinstance(o, (list,tuple,L)): raise TypeError(f'{type(o).__name__} is not plain')
-    col,kind = _column(o),'L' if isinstance(o, L) else 'tuple' if isinstance(o, tuple) else 'list'
-    if col: return {_KIND:kind} | col
-    return [pack(v) for v in o] if kind=='list' else {_KIND:kind, 'data':[pack(v) for v in o]}
+        return o.clone() if o.untyped_storage().nbytes() > o.numel() * o.element_size() else o   # of a view, all would be saved
+    if isinstance(o, np.generic): return {_KIND: 'scalar', 'dtype': o.dtype.str, 'data': o.item()}
+    if isinstance(o, np.ndarray): return {_KIND: 'array', 'data': torch.from_numpy(np.ascontiguousarray(o))}
+    if isinstance(o, Path): return {_KIND: 'path', 'data': str(o)}
+    if isinstance(o, dict): return {pack(k): pack(v) for k, v in o.items()}
+    if not isinstance(o, (list, tuple, L)): raise TypeError(f'{type(o).__name__} is not plain')
+    col, kind = _column(o), 'L' if isinstance(o, L) else 'tuple' if isinstance(o, tuple) else 'list'
+    if col: return {_KIND: kind} | col
+    return [pack(v) for v in o] if kind == 'list' else {_KIND: kind, 'data': [pack(v) for v in o]}
 
 def unpack(o):
     "What `pack` was given"
     if isinstance(o, list): return [unpack(v) for v in o]
     if not isinstance(o, dict): return o
     kind = o.get(_KIND)
-    if kind is None: return {k:unpack(v) for k,v in o.items()}
-    if kind in ('list','tuple','L'): return dict(list=list, tuple=tuple, L=L)[kind](_spread(o) if 'of' in o else unpack(o['data']))
-    if kind=='scalar': return np.dtype(o['dtype']).type(o['data'])
-    return o['data'].numpy() if kind=='array' else Path(o['data'])
+    if kind is None: return {k: unpack(v) for k, v in o.items()}
+    if kind in ('list', 'tuple', 'L'): return dict(list=list, tuple=tuple, L=L)[kind](_spread(o) if 'of' in o else unpack(o['data']))
+    if kind == 'scalar': return np.dtype(o['dtype']).type(o['data'])
+    return o['data'].numpy() if kind == 'array' else Path(o['data'])
 
 # %% ../nbs/37_checkpoint.ipynb #d8ec4edf
-def _stateful(v): return isinstance(v, (Metric,torch.Generator,random.Random)) or (hasattr(type(v), 'load_state_dict') and not isinstance(v, Callback))
+def _stateful(v): return isinstance(v, (Metric, torch.Generator, random.Random)) or (hasattr(type(v), 'load_state_dict') and not isinstance(v, Callback))
 
 def _state(v):
     "State of an object that is not plain"
@@ -83,41 +90,43 @@ def _set_state(v, state):
     elif isinstance(v, torch.Generator): v.set_state(state.cpu())
     else: v.load_state_dict(unpack(state))
 
-def attributes(o, # Any object
-               but:tuple=() # Attributes, or values of attributes, that are left out
-              )->dict: # Loads with `torch.load(..., weights_only=True)`
+def attributes(o,  # Any object
+               but: tuple = ()  # Attributes, or values of attributes, that are left out
+              ) -> dict:  # Loads with `torch.load(..., weights_only=True)`
     "What can be saved of the attributes of `o`"
     res = {}
-    for k,v in vars(o).items():
+    for k, v in vars(o).items():
         if k.startswith('__') or k in but or any(v is b for b in but): continue
         try: res[k] = pack(v)
         except TypeError:
-            if _stateful(v): res[k] = {_KIND:'state', 'data':_state(v)}
+            if _stateful(v): res[k] = {_KIND: 'state', 'data': _state(v)}
     return res
 
-def set_attributes(o, # Any object
-                   saved:dict # From `attributes`
+def set_attributes(o,  # Any object
+                   saved: dict  # From `attributes`
                   ):
     "Give `o` what was saved"
-    for k,v in saved.items():
-        if not (isinstance(v, dict) and v.get(_KIND)=='state'): vars(o)[k] = unpack(v)   # a callback's own __setattr__ would look at the Learner
+    for k, v in saved.items():
+        if not (isinstance(v, dict) and v.get(_KIND) == 'state'): vars(o)[k] = unpack(v)   # a callback's own __setattr__ would look at the Learner
         elif k in vars(o): _set_state(vars(o)[k], v['data'])
 
 # %% ../nbs/37_checkpoint.ipynb #151840ff
-def rng_state()->dict: # Loads with `torch.load(..., weights_only=True)`
+def rng_state() -> dict:  # Loads with `torch.load(..., weights_only=True)`
     "Where the global generators stand"
-    kind,keys,*rest = np.random.get_state()
+    kind, keys, *rest = np.random.get_state()
     return pack(dict(python=random.getstate(), numpy=(kind, keys.astype(np.int64), *rest), torch=torch.get_rng_state(),
                      cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
                      mps=torch.mps.get_rng_state() if torch.backends.mps.is_available() else None))
 
-def set_rng_state(state:dict # From `rng_state`
+def set_rng_state(state: dict  # From `rng_state`
                  ):
     "Go back to where `rng_state` was taken"
     s = unpack(state)
-    kind,keys,*rest = s['numpy']
-    random.setstate(s['python']); np.random.set_state((kind, keys.astype(np.uint32), *rest)); torch.set_rng_state(s['torch'].cpu())
-    if torch.cuda.is_available() and len(s['cuda'])==torch.cuda.device_count(): torch.cuda.set_rng_state_all([o.cpu() for o in s['cuda']])
+    kind, keys, *rest = s['numpy']
+    random.setstate(s['python'])
+    np.random.set_state((kind, keys.astype(np.uint32), *rest))
+    torch.set_rng_state(s['torch'].cpu())
+    if torch.cuda.is_available() and len(s['cuda']) == torch.cuda.device_count(): torch.cuda.set_rng_state_all([o.cpu() for o in s['cuda']])
     if torch.backends.mps.is_available() and s['mps'] is not None: torch.mps.set_rng_state(s['mps'].cpu())
 
 # %% ../nbs/37_checkpoint.ipynb #a911dec7
@@ -125,107 +134,107 @@ def _turning(dl):
     "Parts of a loader that may hold a generator or count epochs"
     return [o for o in (dl, vars(dl).get('sampler'), vars(dl).get('batch_sampler')) if hasattr(o, '__dict__')]
 
-def loader_state(dls # fastai `DataLoaders`
-                )->list: # One for each loader
+def loader_state(dls  # fastai `DataLoaders`
+                ) -> list:  # One for each loader
     "What decides the next epoch of each loader"
-    def of(o): return {k:{_KIND:'state', 'data':_state(v)} if _stateful(v) else v for k in ('rng','epoch','generator') if (v := vars(o).get(k)) is not None}
+    def of(o): return {k: {_KIND: 'state', 'data': _state(v)} if _stateful(v) else v for k in ('rng', 'epoch', 'generator') if (v := vars(o).get(k)) is not None}
     return [[of(o) for o in _turning(dl)] for dl in _loaders(dls)]
 
-def set_loader_state(dls, # fastai `DataLoaders`
-                     state:list # From `loader_state`
+def set_loader_state(dls,  # fastai `DataLoaders`
+                     state: list  # From `loader_state`
                     ):
     "Let the next epoch be the one that came next then"
-    for dl,parts in zip(_loaders(dls), state):
-        for o,s in zip(_turning(dl), parts): set_attributes(o, s)
+    for dl, parts in zip(_loaders(dls), state):
+        for o, s in zip(_turning(dl), parts): set_attributes(o, s)
 
-def _loaders(dls): return list(getattr(dls, 'loaders', None) or (dls.train,dls.valid))
+def _loaders(dls): return list(getattr(dls, 'loaders', None) or (dls.train, dls.valid))
 
 # %% ../nbs/37_checkpoint.ipynb #8865c762
 _SHOW = 'fastai.callback.progress'   # what only shows something may differ between two runs
 
-def _ours(cb): return type(cb).__module__.startswith(('fastai.','reinit_nb.')) and type(cb).__module__!=_SHOW and not isinstance(cb, CheckpointCallback)
+def _ours(cb): return type(cb).__module__.startswith(('fastai.', 'reinit_nb.')) and type(cb).__module__ != _SHOW and not isinstance(cb, CheckpointCallback)
 
 def _arguments(cb):
     if isinstance(cb, RoundCallback): return cb.arguments()
-    res = {k:v for k,v in given(cb).items() if isinstance(v, (bool,int,float,str))}
+    res = {k: v for k, v in given(cb).items() if isinstance(v, (bool, int, float, str))}
     scheds = vars(cb).get('scheds')
-    return res | ({f'{k} schedule':[np.asarray(f(p), dtype=float).round(12).ravel().tolist() for p in (0.,.1,.3,.6,1.)] for k,f in scheds.items()} if isinstance(scheds, dict) else {})
+    return res | ({f'{k} schedule': [np.asarray(f(p), dtype=float).round(12).ravel().tolist() for p in (0., .1, .3, .6, 1.)] for k, f in scheds.items()} if isinstance(scheds, dict) else {})
 
 def _steps(opt):
     "An optimizer's class and, as fastai has one class for all, its steps"
     opt = getattr(opt, 'opt', opt)
     return ' '.join([type(opt).__name__, *(getattr(getattr(f, 'func', f), '__name__', '') for f in getattr(opt, 'cbs', ()))])
 
-def run_facts(learn:Learner)->dict: # Plain values by name
+def run_facts(learn: Learner) -> dict:  # Plain values by name
     "What two runs must share, so that one can go on with the state of the other"
-    opt,dl,cbs = learn.opt,learn.dls.train,[cb for cb in learn.cbs if _ours(cb)]
-    facts = {'epochs':learn.n_epoch, 'batches per epoch':len(dl), 'optimizer':_steps(opt), 'callbacks':sorted(type(cb).__name__ for cb in cbs)}
-    facts |= {name:str(vars(dl)[k]) for k,name in (('bs','batch size'),('streams','seed of the data')) if k in vars(dl)}
+    opt, dl, cbs = learn.opt, learn.dls.train, [cb for cb in learn.cbs if _ours(cb)]
+    facts = {'epochs': learn.n_epoch, 'batches per epoch': len(dl), 'optimizer': _steps(opt), 'callbacks': sorted(type(cb).__name__ for cb in cbs)}
+    facts |= {name: str(vars(dl)[k]) for k, name in (('bs', 'batch size'), ('streams', 'seed of the data')) if k in vars(dl)}
     if isinstance(vars(dl).get('task'), Recipe): facts |= flat(dl.task, 'task.')
-    facts |= {f'{type(cb).__name__}({k})':v for cb in cbs for k,v in _arguments(cb).items()}
-    facts |= {k:[float(h[k]) for h in opt.hypers if k in h] for k in ('lr','wd')}
+    facts |= {f'{type(cb).__name__}({k})': v for cb in cbs for k, v in _arguments(cb).items()}
+    facts |= {k: [float(h[k]) for h in opt.hypers if k in h] for k in ('lr', 'wd')}
     ps = dict(root(learn.model).named_parameters())
-    return facts | {f'shape of {n}':[*p.shape] for n,p in ps.items()} | {f'{n} is trained':p.requires_grad for n,p in ps.items()}
+    return facts | {f'shape of {n}': [*p.shape] for n, p in ps.items()} | {f'{n} is trained': p.requires_grad for n, p in ps.items()}
 
 # %% ../nbs/37_checkpoint.ipynb #877a0172
-def check_same(mine:dict, # From `run_facts`
-               theirs:dict, # Those in the file
-               file # Its name
+def check_same(mine: dict,  # From `run_facts`
+               theirs: dict,  # Those in the file
+               file  # Its name
               ):
     "Raise an error that names what differs"
-    differ = [k for k in theirs|mine if mine.get(k, '—')!=theirs.get(k, '—')]
+    differ = [k for k in theirs | mine if mine.get(k, '—') != theirs.get(k, '—')]
     if not differ: return
-    told = '; '.join(f'{k} is {theirs.get(k, "—")} there and {mine.get(k, "—")} here' for k in differ[:3]) + (f'; and {len(differ)-3} more' if len(differ)>3 else '')
+    told = '; '.join(f'{k} is {theirs.get(k, "—")} there and {mine.get(k, "—")} here' for k in differ[:3]) + (f'; and {len(differ)-3} more' if len(differ) > 3 else '')
     raise ReinitError(f'{file} is the checkpoint of another run: {told}. Repeat the line that began it, or give another file, or start over with fresh=True')
 
 # %% ../nbs/37_checkpoint.ipynb #c51e67c9
 def _pending(model):
     "Gradients by name; those that are zero as a word"
-    return {n:p.grad.detach() if p.grad.count_nonzero() else 'zero' for n,p in model.named_parameters() if p.grad is not None}
+    return {n: p.grad.detach() if p.grad.count_nonzero() else 'zero' for n, p in model.named_parameters() if p.grad is not None}
 
 def _set_pending(model, grads):
-    for n,p in model.named_parameters():
+    for n, p in model.named_parameters():
         g = grads.get(n)
         p.grad = None if g is None else torch.zeros_like(p) if isinstance(g, str) else g.to(p.device)
 
 def _set_opt(opt, state, device):
     "A torch optimizer moves its state to where the parameters are, fastai's do not"
-    if not isinstance(opt, OptimWrapper): state |= {k:to_device(state[k], device) for k in ('state','slow_weights') if state.get(k) is not None}
+    if not isinstance(opt, OptimWrapper): state |= {k: to_device(state[k], device) for k in ('state', 'slow_weights') if state.get(k) is not None}
     opt.load_state_dict(state)
 
 def _passing(model):
     "Buffers that are not in the state dict"
     saved = model.state_dict().keys()
-    return {n:b for n,b in model.named_buffers() if n not in saved}
+    return {n: b for n, b in model.named_buffers() if n not in saved}
 
 # %% ../nbs/37_checkpoint.ipynb #cd29d133
-_COUNTERS = ('epoch','iter','train_iter','pct_train','smooth_loss','loss','final_record')
+_COUNTERS = ('epoch', 'iter', 'train_iter', 'pct_train', 'smooth_loss', 'loss', 'final_record')
 
 def _named(cbs):
     "Callbacks by class, numbered; without those that only show something"
-    cbs = [cb for cb in cbs if not isinstance(cb, CheckpointCallback) and type(cb).__module__!=_SHOW]
-    return {f'{type(cb).__name__}.{sum(type(o) is type(cb) for o in cbs[:i])}':cb for i,cb in enumerate(cbs)}
+    cbs = [cb for cb in cbs if not isinstance(cb, CheckpointCallback) and type(cb).__module__ != _SHOW]
+    return {f'{type(cb).__name__}.{sum(type(o) is type(cb) for o in cbs[:i])}': cb for i, cb in enumerate(cbs)}
 
 def _cb_state(cb, learn):
     if hasattr(type(cb), 'load_state_dict'): return pack(cb.state_dict())   # of the class: a callback passes on what it does not know, to the model
-    return attributes(cb, but=('learn','start_epoch',learn.model,root(learn.model)))   # the clock of an epoch starts anew
+    return attributes(cb, but=('learn', 'start_epoch', learn.model, root(learn.model)))   # the clock of an epoch starts anew
 
-def learner_state(learn:Learner)->dict: # Loads with `torch.load(..., weights_only=True)`
+def learner_state(learn: Learner) -> dict:  # Loads with `torch.load(..., weights_only=True)`
     "All that decides how training goes on, but for data and randomness"
-    m,scaler = root(learn.model),getattr(learn, 'scaler', None)
-    return dict(counters=pack({k:vars(learn)[k] for k in _COUNTERS if k in vars(learn)}), model=pack(m.state_dict()), passing=pack(_passing(m)),
+    m, scaler = root(learn.model), getattr(learn, 'scaler', None)
+    return dict(counters=pack({k: vars(learn)[k] for k in _COUNTERS if k in vars(learn)}), model=pack(m.state_dict()), passing=pack(_passing(m)),
                 grads=pack(_pending(m)), opt=pack(learn.opt.state_dict()), metrics=[attributes(o) for o in learn.metrics],
-                scaler=None if scaler is None else pack(scaler.state_dict()), callbacks={k:_cb_state(cb, learn) for k,cb in _named(learn.cbs).items()})
+                scaler=None if scaler is None else pack(scaler.state_dict()), callbacks={k: _cb_state(cb, learn) for k, cb in _named(learn.cbs).items()})
 
 # %% ../nbs/37_checkpoint.ipynb #b8d37d3f
 @patch
-def take_up(self:RoundCallback, state:dict):
+def take_up(self: RoundCallback, state: dict):
     "Go on in the middle of a fit"
     device = next(self.parts.model.parameters()).device
     self.load_state_dict(state | dict(held=to_device(state['held'], device)))
-    losses,self.losses = self.losses,torch.full((self.total,), torch.nan, device=device)
+    losses, self.losses = self.losses, torch.full((self.total,), torch.nan, device=device)
     self.losses[:len(losses)] = losses
-    self.norm0,self.loaded = to_device(self.norm0, device),False
+    self.norm0, self.loaded = to_device(self.norm0, device), False
     self.freeze_some()
 
 def _set_cb(cb, state):
@@ -233,25 +242,25 @@ def _set_cb(cb, state):
     elif hasattr(type(cb), 'load_state_dict'): cb.load_state_dict(unpack(state))
     else: set_attributes(cb, state)
 
-def set_learner_state(learn:Learner, # With callbacks that have begun
-                      state:dict # From `learner_state`
+def set_learner_state(learn: Learner,  # With callbacks that have begun
+                      state: dict  # From `learner_state`
                      ):
     "Take up training where the state was taken"
     m = root(learn.model)
     m.load_state_dict(state['model'])
-    for n,b in _passing(m).items(): b.copy_(state['passing'][n])
+    for n, b in _passing(m).items(): b.copy_(state['passing'][n])
     _set_pending(m, state['grads'])
     _set_opt(learn.opt, unpack(state['opt']), next(m.parameters()).device)
     if state['scaler'] is not None and getattr(learn, 'scaler', None) is not None: learn.scaler.load_state_dict(unpack(state['scaler']))
-    for o,s in zip(learn.metrics, state['metrics']): set_attributes(o, s)
-    for k,cb in _named(learn.cbs).items():
+    for o, s in zip(learn.metrics, state['metrics']): set_attributes(o, s)
+    for k, cb in _named(learn.cbs).items():
         if k in state['callbacks']: _set_cb(cb, state['callbacks'][k])
     vars(learn).update(unpack(state['counters']))
 
 # %% ../nbs/37_checkpoint.ipynb #01612595
 _FORMAT = 'reinit_nb checkpoint 1'
 
-def check_place(file:Path):
+def check_place(file: Path):
     "Raise an error if `file` could not be written; remove what a kill has left half written"
     if file.is_dir(): raise ReinitError(f'{file} is a folder: give the name of a file')
     try:
@@ -260,59 +269,59 @@ def check_place(file:Path):
         for f in file.parent.glob(f'.tmp-*-{glob.escape(file.name)}'): f.unlink(missing_ok=True)
     except OSError as e: raise ReinitError(f'{file} cannot be written: {e.strerror}') from e
 
-def write_checkpoint(file:Path, state:dict):
+def write_checkpoint(file: Path, state: dict):
     f = io.BytesIO()
     torch.save(state | dict(format=_FORMAT), f)
     atomic_write(file, f.getvalue())
 
-def read_checkpoint(file, # From `CheckpointCallback`
-                    device='cpu' # Where to put what was not on the CPU
-                   )->dict:
+def read_checkpoint(file,  # From `CheckpointCallback`
+                    device='cpu'  # Where to put what was not on the CPU
+                   ) -> dict:
     "What is in a checkpoint"
-    def place(storage, loc): return storage if loc=='cpu' else torch.serialization.default_restore_location(storage, str(device))
+    def place(storage, loc): return storage if loc == 'cpu' else torch.serialization.default_restore_location(storage, str(device))
     try: state = torch.load(file, map_location=place, weights_only=True)
-    except (RuntimeError,EOFError,KeyError,ValueError,OSError,pickle.UnpicklingError) as e:
+    except (RuntimeError, EOFError, KeyError, ValueError, OSError, pickle.UnpicklingError) as e:
         raise ReinitError(f'{file} is damaged, cut short, or no checkpoint ({str(e).partition(". ")[0].splitlines()[0] if str(e) else type(e).__name__}): delete it, or start over with fresh=True') from e
-    if not isinstance(state, dict) or state.get('format')!=_FORMAT: raise ReinitError(f'{file} is not a checkpoint of a fit: give another file, or overwrite it with fresh=True')
+    if not isinstance(state, dict) or state.get('format') != _FORMAT: raise ReinitError(f'{file} is not a checkpoint of a fit: give another file, or overwrite it with fresh=True')
     return state
 
 # %% ../nbs/37_checkpoint.ipynb #f2491c19
 class CheckpointCallback(Callback):
     "Save all of a fit now and then, and go on from there when the same fit is started again"
-    order,run_valid = 1000,False
+    order, run_valid = 1000, False
     def __init__(self,
-                 path:str|Path, # File; one for each fit
-                 every:int=100, # Batches between two checkpoints; there is one at the end of each epoch, too
-                 fresh:bool=False # Start over, even if there is a checkpoint?
+                 path: str | Path,  # File; one for each fit
+                 every: int = 100,  # Batches between two checkpoints; there is one at the end of each epoch, too
+                 fresh: bool = False  # Start over, even if there is a checkpoint?
                 ):
-        self.file,self.every,self.fresh = Path(path),check_number('every', every, 1, integer=True),fresh
-        self.busy,self.found,self.resumed = False,None,None   # `resumed`: epoch and batch of the checkpoint that was taken up
+        self.file, self.every, self.fresh = Path(path), check_number('every', every, 1, integer=True), fresh
+        self.busy, self.found, self.resumed = False, None, None   # `resumed`: epoch and batch of the checkpoint that was taken up
 
 @patch
-def before_train(self:CheckpointCallback):
+def before_train(self: CheckpointCallback):
     if self.busy: self.began = self._turn()
 @patch
-def _turn(self:CheckpointCallback): return dict(rng=rng_state(), loaders=loader_state(self.dls))
+def _turn(self: CheckpointCallback): return dict(rng=rng_state(), loaders=loader_state(self.dls))
 
 @patch
-def after_batch(self:CheckpointCallback):
-    if self.busy and not self.learn.lock.locked() and (self.train_iter%self.every==0 or self.iter+1==self.n_iter): self.write(self.began)
+def after_batch(self: CheckpointCallback):
+    if self.busy and not self.learn.lock.locked() and (self.train_iter % self.every == 0 or self.iter + 1 == self.n_iter): self.write(self.began)
 @patch
-def after_fit(self:CheckpointCallback):
+def after_fit(self: CheckpointCallback):
     if not self.busy or self.learn.lock.locked(): return   # `validate` and `get_preds` come here, too
     self.write(self._turn(), done=True)
     self.busy = False
 @patch
-def write(self:CheckpointCallback, began:dict, done:bool=False):
+def write(self: CheckpointCallback, began: dict, done: bool = False):
     write_checkpoint(self.file, dict(facts=self.facts, done=done, began=began, rng=rng_state(), learner=learner_state(self.learn)))
 
 # %% ../nbs/37_checkpoint.ipynb #b8d37d02
 @patch
-def before_fit(self:CheckpointCallback):
+def before_fit(self: CheckpointCallback):
     if self.learn.lock.locked(): return
-    self.busy,self.found,self.resumed = False,None,None
+    self.busy, self.found, self.resumed = False, None, None
     if hasattr(self.learn, 'lr_finder'): return
-    if num_distrib()>1: raise ReinitError('checkpoints of several processes are not supported: train in one process, or without CheckpointCallback')
+    if num_distrib() > 1: raise ReinitError('checkpoints of several processes are not supported: train in one process, or without CheckpointCallback')
     check_place(self.file)
     self.facts = pack(run_facts(self.learn))
     if self.fresh: self.file.unlink(missing_ok=True)
@@ -324,7 +333,7 @@ def before_fit(self:CheckpointCallback):
     self.learn._with_events = self._skipping
 
 @patch
-def finished(self:CheckpointCallback):
+def finished(self: CheckpointCallback):
     "Load the state of a fit that has ended"
     for cb in self.learn._grab_cbs(RoundCallback):
         cb.parts = find_blocks(self.learn.model, cb.blocks)
@@ -336,28 +345,29 @@ def finished(self:CheckpointCallback):
 
 # %% ../nbs/37_checkpoint.ipynb #b8d37d03
 @patch
-def _skipping(self:CheckpointCallback, f, event_type, ex, final=noop):
+def _skipping(self: CheckpointCallback, f, event_type, ex, final=noop):
     "In place of the Learner's own, until training goes on"
     learn = self.learn
-    if event_type=='epoch' and learn.epoch<self.found['learner']['counters']['epoch']: return
-    if event_type=='train': del learn._with_events; f = self._rest
+    if event_type == 'epoch' and learn.epoch < self.found['learner']['counters']['epoch']: return
+    if event_type == 'train': del learn._with_events; f = self._rest
     try: type(learn)._with_events(learn, f, event_type, ex, final)
     finally: vars(learn).pop('_with_events', None)
 
 @patch
-def _rest(self:CheckpointCallback):
+def _rest(self: CheckpointCallback):
     "The rest of the epoch of the checkpoint"
-    learn,at,began = self.learn,self.found['learner']['counters']['iter'],self.found['began']
+    learn, at, began = self.learn, self.found['learner']['counters']['iter'], self.found['began']
     learn.n_iter = len(learn.dl)
-    set_rng_state(began['rng']); set_loader_state(learn.dls, began['loaders'])
-    for i,b in enumerate(learn.dl):
-        if i>at: learn.one_batch(i, b)
-        elif i==at: learn._split(learn._set_device(b)); self.take_up(); self.began = began
+    set_rng_state(began['rng'])
+    set_loader_state(learn.dls, began['loaders'])
+    for i, b in enumerate(learn.dl):
+        if i > at: learn.one_batch(i, b)
+        elif i == at: learn._split(learn._set_device(b)); self.take_up(); self.began = began
 
 @patch
-def take_up(self:CheckpointCallback):
+def take_up(self: CheckpointCallback):
     "Load the state that was found"
     set_learner_state(self.learn, self.found['learner'])
     if self.found['done']: set_loader_state(self.learn.dls, self.found['began']['loaders'])
     set_rng_state(self.found['rng'])
-    self.resumed,self.found = (self.learn.epoch,self.learn.iter),None
+    self.resumed, self.found = (self.learn.epoch, self.learn.iter), None

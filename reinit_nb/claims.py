@@ -12,11 +12,14 @@ __all__ = ['VERDICTS', 'PAIR', 'FEATURES', 'Verdict', 'worst', 'scorecard', 'r1'
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+
 import numpy as np
 import pandas as pd
 from scipy import stats
+
 from .cnn import KEYS, gains, ratios
-from .core import check_choice, paper_table, scale as get_scale
+from .core import check_choice, paper_table
+from .core import scale as get_scale
 from .cover import clopper_pearson, cover_agreement
 from .reinit import METHODS
 from .reservoir import DATASETS, default, paper, pick, versus
@@ -24,303 +27,304 @@ from .stats import decision_tree, holm, interval, paired, pairwise, sign_test, s
 from .study import FACTOR, last_round, table5, table5_name
 
 # %% ../nbs/60_claims.ipynb #152dd313
-VERDICTS = ('✅','❌','➖')
+VERDICTS = ('✅', '❌', '➖')
 
 @dataclass(frozen=True)
 class Verdict:
     "What became of a claim"
-    id:str        # As in the list of claims
-    claim:str     # In our words
-    verdict:str   # One of `VERDICTS`
-    measured:str  # The numbers behind it
-    n:int         # Seeds; for a table of the paper, experiments
-    scale:str     # At which it was measured
-    value:float|None=None # The effect that decides: of several, the one that speaks least for the claim
-    lo:float|None=None    # Its 95% interval, where there is one
-    hi:float|None=None
-    unit:str=''           # Of the three
-    null:float|None=None  # The value that speaks neither for nor against the claim
-    measure:str=''        # What the effect is, in a few words
+    id: str        # As in the list of claims
+    claim: str     # In our words
+    verdict: str   # One of `VERDICTS`
+    measured: str  # The numbers behind it
+    n: int         # Seeds; for a table of the paper, experiments
+    scale: str     # At which it was measured
+    value: float | None = None  # The effect that decides: of several, the one that speaks least for the claim
+    lo: float | None = None    # Its 95% interval, where there is one
+    hi: float | None = None
+    unit: str = ''           # Of the three
+    null: float | None = None  # The value that speaks neither for nor against the claim
+    measure: str = ''        # What the effect is, in a few words
     def __post_init__(self): check_choice('verdict', self.verdict, VERDICTS)
 
-def worst(verdicts:Sequence[str])->str: # ❌ before ➖ before ✅
+def worst(verdicts: Sequence[str]) -> str:  # ❌ before ➖ before ✅
     "The verdict on a claim that says several things at once"
-    return next(v for v in ('❌','➖','✅') if v in list(verdicts))
+    return next(v for v in ('❌', '➖', '✅') if v in list(verdicts))
 
-def scorecard(verdicts:Sequence[Verdict], # As many as there are
-              numbers:bool=False # With value, lo, hi, unit, null and measure?
-             )->pd.DataFrame: # One row for each claim
+def scorecard(verdicts: Sequence[Verdict],  # As many as there are
+              numbers: bool = False  # With value, lo, hi, unit, null and measure?
+             ) -> pd.DataFrame:  # One row for each claim
     "Verdicts as a table"
     t = pd.DataFrame([asdict(v) for v in verdicts])
-    return t if numbers else t.iloc[:,:6]
+    return t if numbers else t.iloc[:, :6]
 
 # %% ../nbs/60_claims.ipynb #ef8e92c7
-def _percent(df): # Ends of runs, accuracies in %, α as a column of its own
-    d = last_round(df).rename(columns={'task.alpha':'alpha'})
-    return d.assign(test=100*d.test_acc, train=100*d.train_acc)
+def _percent(df):  # Ends of runs, accuracies in %, α as a column of its own
+    d = last_round(df).rename(columns={'task.alpha': 'alpha'})
+    return d.assign(test=100 * d.test_acc, train=100 * d.train_acc)
 
-def _pm(o, digits=1): # A difference and its interval
-    return f'{o["mean"]:+.{digits}f} ' + ('(one seed, no interval)' if o['n']==1 else f'[{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]')
+def _pm(o, digits=1):  # A difference and its interval
+    return f'{o["mean"]:+.{digits}f} ' + ('(one seed, no interval)' if o['n'] == 1 else f'[{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]')
 
 # %% ../nbs/60_claims.ipynb #4bf530db
-def _effect(measure, o, unit='points', sign=1, null=0., ok=None): # One comparison as a number; `sign=-1`: subtracted the other way round
+def _effect(measure, o, unit='points', sign=1, null=0., ok=None):  # One comparison as a number; `sign=-1`: subtracted the other way round
     if o is None: return None
-    mean,(lo,hi) = o['mean'] if 'mean' in o else o['gap'],(o['lo'],o['hi'])[::sign]
-    return dict(measure=measure, value=float(sign*mean), lo=float(sign*lo), hi=float(sign*hi), unit=unit, null=null, ok=ok)
+    mean, (lo, hi) = o['mean'] if 'mean' in o else o['gap'], (o['lo'], o['hi'])[::sign]
+    return dict(measure=measure, value=float(sign * mean), lo=float(sign * lo), hi=float(sign * hi), unit=unit, null=null, ok=ok)
 
-def _not_worse(measure, o, ok, **kw): # A part that asks for no difference: it decides only where it fails
-    return _effect(measure, o, ok=ok, **kw) if ok=='❌' else None
+def _not_worse(measure, o, ok, **kw):  # A part that asks for no difference: it decides only where it fails
+    return _effect(measure, o, ok=ok, **kw) if ok == '❌' else None
 
-def _support(e, direction=1): # (how bad, how far above the null in half widths of the interval): the smaller, the weaker
-    v,lo,hi = (direction*(e[k]-e['null']) for k in ('value','lo','hi'))
-    lo,hi = (lo,hi)[::direction]
-    half = (hi-lo)/2
-    return '❌➖✅'.index(e['ok'] or sign_verdict(lo, hi)), v/half if half>0 else np.sign(v)*np.inf
+def _support(e, direction=1):  # (how bad, how far above the null in half widths of the interval): the smaller, the weaker
+    v, lo, hi = (direction * (e[k] - e['null']) for k in ('value', 'lo', 'hi'))
+    lo, hi = (lo, hi)[::direction]
+    half = (hi - lo) / 2
+    return '❌➖✅'.index(e['ok'] or sign_verdict(lo, hi)), v / half if half > 0 else np.sign(v) * np.inf
 
-def _weakest(effects, direction=1): # Of several effects the one that decides, as arguments of a `Verdict`
+def _weakest(effects, direction=1):  # Of several effects the one that decides, as arguments of a `Verdict`
     some = [e for e in effects if e is not None]
-    return {k:v for k,v in min(some, key=lambda e: _support(e, direction)).items() if k!='ok'} if some else {}
+    return {k: v for k, v in min(some, key=lambda e: _support(e, direction)).items() if k != 'ok'} if some else {}
 
-def _share(k, n): # k of n, in percent, with the exact interval
-    lo,hi = clopper_pearson(int(k), int(n)) if n else (0.,1.)
-    return dict(mean=100*k/n if n else np.nan, lo=100*lo, hi=100*hi, n=n)
+def _share(k, n):  # k of n, in percent, with the exact interval
+    lo, hi = clopper_pearson(int(k), int(n)) if n else (0., 1.)
+    return dict(mean=100 * k / n if n else np.nan, lo=100 * lo, hi=100 * hi, n=n)
 
 # %% ../nbs/60_claims.ipynb #f5d24d24
-def r1(df:pd.DataFrame, # Runs of `study.table1_recipes`
-       scale:str|None=None # At which they were run; default: as in `core.scale`
-      )->Verdict:
+def r1(df: pd.DataFrame,  # Runs of `study.table1_recipes`
+       scale: str | None = None  # At which they were run; default: as in `core.scale`
+      ) -> Verdict:
     "Do all methods but DSD beat BL at α = 1, at 100% training accuracy?"
     d = _percent(df)
-    at1 = d[d.alpha==1]
-    gain = {m:paired(at1, m, 'BL', 'test') for m in METHODS if m not in ('BL','DSD')}
+    at1 = d[d.alpha == 1]
+    gain = {m: paired(at1, m, 'BL', 'test') for m in METHODS if m not in ('BL', 'DSD')}
     train = at1.groupby('method').train.mean().min()
-    fits = '✅' if train>=99.95 else '❌'   # 100% to one decimal, for the method that fits worst
-    said = ', '.join(f'{m} {_pm(o)}' for m,o in gain.items())
+    fits = '✅' if train >= 99.95 else '❌'   # 100% to one decimal, for the method that fits worst
+    said = ', '.join(f'{m} {_pm(o)}' for m, o in gain.items())
     return Verdict('R1', 'At α=1 every method but DSD beats a compute-matched BL; all reach 100% training accuracy',
                    worst([fits, *(sign_verdict(o['lo'], o['hi']) for o in gain.values())]),
                    f'gain over BL in points: {said}; lowest mean training accuracy {train:.2f}%', at1.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect(f'{m} − BL at α=1', o) for m,o in gain.items()]))
+                   **_weakest([_effect(f'{m} − BL at α=1', o) for m, o in gain.items()]))
 
 # %% ../nbs/60_claims.ipynb #a8bc79d3
-def r2(df:pd.DataFrame, # Runs of `study.table1_recipes`
-       scale:str|None=None # At which they were run; default: as in `core.scale`
-      )->Verdict:
+def r2(df: pd.DataFrame,  # Runs of `study.table1_recipes`
+       scale: str | None = None  # At which they were run; default: as in `core.scale`
+      ) -> Verdict:
     "Is LW best or tied at every α?"
-    said,ok,effects = [],[],[]
-    for alpha,d in _percent(df).groupby('alpha'):
-        lead = {m:paired(d, 'LW', m, 'test') for m in METHODS if m!='LW'}
-        m,o = min(lead.items(), key=lambda kv: kv[1]['mean'])
-        ok.append('➖' if np.isnan(o['lo']) else '❌' if any(v['hi']<0 for v in lead.values()) else '✅')
-        said.append(f'α={alpha:g}: {_pm(o)} to {m}'); effects.append(_effect(f'LW − {m} at α={alpha:g} (a tie will do)', o, ok=ok[-1]))
+    said, ok, effects = [], [], []
+    for alpha, d in _percent(df).groupby('alpha'):
+        lead = {m: paired(d, 'LW', m, 'test') for m in METHODS if m != 'LW'}
+        m, o = min(lead.items(), key=lambda kv: kv[1]['mean'])
+        ok.append('➖' if np.isnan(o['lo']) else '❌' if any(v['hi'] < 0 for v in lead.values()) else '✅')
+        said.append(f'α={alpha:g}: {_pm(o)} to {m}')
+        effects.append(_effect(f'LW − {m} at α={alpha:g} (a tie will do)', o, ok=ok[-1]))
     return Verdict('R2', 'LW is best or tied at every α', worst(ok), 'lead of LW over the best other method in points: ' + '; '.join(said), df.seed.nunique(), get_scale(scale), **_weakest(effects))
 
 # %% ../nbs/60_claims.ipynb #38dff097
-def r3(df:pd.DataFrame, # Runs of `study.table5_recipes`
-       factor:float=FACTOR, # As in `study.table5`
-       scale:str|None=None # At which they were run; default: as in `core.scale`
-      )->Verdict:
+def r3(df: pd.DataFrame,  # Runs of `study.table5_recipes`
+       factor: float = FACTOR,  # As in `study.table5`
+       scale: str | None = None  # At which they were run; default: as in `core.scale`
+      ) -> Verdict:
     "With L2, do Rescaling and LW beat the best baseline with less penalty?"
     t = table5(df, factor)
-    best = {m:g.loc[g['mean'].idxmax(),'l2'] for m,g in t.groupby('method', sort=False)}
-    d = last_round(df).assign(name=table5_name, l2=lambda o: (o.l2/factor).round(6))
-    d = pd.concat([d[(d.name==m) & (d.l2==p)] for m,p in best.items()])
-    gain = {m:paired(d, m, 'Baseline', 'test_acc', col='name') for m in ('Rescaling','LW')}
-    less = {m:best[m]<best['Baseline'] for m in gain}
-    mean = t.set_index(['method','l2'])['mean']
-    said = '; '.join(f'{m} {mean[m,p]:.2f} at {p:g}' for m,p in best.items())
+    best = {m: g.loc[g['mean'].idxmax(), 'l2'] for m, g in t.groupby('method', sort=False)}
+    d = last_round(df).assign(name=table5_name, l2=lambda o: (o.l2 / factor).round(6))
+    d = pd.concat([d[(d.name == m) & (d.l2 == p)] for m, p in best.items()])
+    gain = {m: paired(d, m, 'Baseline', 'test_acc', col='name') for m in ('Rescaling', 'LW')}
+    less = {m: best[m] < best['Baseline'] for m in gain}
+    mean = t.set_index(['method', 'l2'])['mean']
+    said = '; '.join(f'{m} {mean[m,p]:.2f} at {p:g}' for m, p in best.items())
     return Verdict('R3', 'With L2, Rescaling and LW beat the best baseline and want less penalty',
                    worst([*(sign_verdict(o['lo'], o['hi']) for o in gain.values()), *('✅' if o else '❌' for o in less.values())]),
-                   f'best of six penalties: {said}; gain ' + ', '.join(f'{m} {_pm(o, 2)}' for m,o in gain.items()), d.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect(f'{m} − Baseline, best penalties', {k:100*v for k,v in o.items()}) for m,o in gain.items()]))
+                   f'best of six penalties: {said}; gain ' + ', '.join(f'{m} {_pm(o, 2)}' for m, o in gain.items()), d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'{m} − Baseline, best penalties', {k: 100 * v for k, v in o.items()}) for m, o in gain.items()]))
 
 # %% ../nbs/60_claims.ipynb #48e20c0f
-PAIR = ['setting','dataset']   # what makes a pair, within an architecture
+PAIR = ['setting', 'dataset']   # what makes a pair, within an architecture
 
-def r4(df:pd.DataFrame|None=None, # Columns setting, dataset, arch, method, accuracy; default: Table 2 as printed
-       alternative:str='two-sided', # As in `stats.pairwise`
-       level:float=.95 # Of evidence
-      )->Verdict:
+def r4(df: pd.DataFrame | None = None,  # Columns setting, dataset, arch, method, accuracy; default: Table 2 as printed
+       alternative: str = 'two-sided',  # As in `stats.pairwise`
+       level: float = .95  # Of evidence
+      ) -> Verdict:
     "Does LW beat BL on every architecture?"
     df = paper_table('reinit_table2') if df is None else df
-    t = pairwise(df, 'accuracy', on=PAIR, by='arch', alternative=alternative, methods=list(METHODS)).set_index(['a','b'])
-    up,down = t.loc[('LW','BL')],t.loc[('BL','LW')]
-    ok = ['✅' if u.wins>u.losses and u.p<1-level else '❌' if d.wins>d.losses and d.p<1-level else '➖' for u,d in zip(up.itertuples(), down.itertuples())]
-    said = '; '.join(f'{o.arch} {o.wins}:{o.losses}' + (f' and {o.ties} tied' if o.ties else '') + (f', p={o.p:.2g} (Holm {o.holm:.2g})' if o.p==o.p else f', {o.note}') for o in up.itertuples())
-    return Verdict('R4', f'LW beats BL on all four architectures at {100*level:g}%', worst(ok), f'wins:losses of LW against BL, {alternative}: {said}', len(df[PAIR+['arch']].drop_duplicates()), 'paper',
-                   **_weakest([_effect(f'wins of LW over BL, {o.arch}', _share(o.wins, o.wins+o.losses), '%', null=50., ok=v) for o,v in zip(up.itertuples(), ok)]))
+    t = pairwise(df, 'accuracy', on=PAIR, by='arch', alternative=alternative, methods=list(METHODS)).set_index(['a', 'b'])
+    up, down = t.loc[('LW', 'BL')], t.loc[('BL', 'LW')]
+    ok = ['✅' if u.wins > u.losses and u.p < 1 - level else '❌' if d.wins > d.losses and d.p < 1 - level else '➖' for u, d in zip(up.itertuples(), down.itertuples())]
+    said = '; '.join(f'{o.arch} {o.wins}:{o.losses}' + (f' and {o.ties} tied' if o.ties else '') + (f', p={o.p:.2g} (Holm {o.holm:.2g})' if o.p == o.p else f', {o.note}') for o in up.itertuples())
+    return Verdict('R4', f'LW beats BL on all four architectures at {100*level:g}%', worst(ok), f'wins:losses of LW against BL, {alternative}: {said}', len(df[PAIR + ['arch']].drop_duplicates()), 'paper',
+                   **_weakest([_effect(f'wins of LW over BL, {o.arch}', _share(o.wins, o.wins + o.losses), '%', null=50., ok=v) for o, v in zip(up.itertuples(), ok)]))
 
 # %% ../nbs/60_claims.ipynb #8cb04361
-FEATURES = ('train','classes','arch','dropout','augmentation')   # of Figure 2
+FEATURES = ('train', 'classes', 'arch', 'dropout', 'augmentation')   # of Figure 2
 
-def designs(df:pd.DataFrame|None=None # As in `r4`
-           )->pd.DataFrame: # One row for each experiment: `FEATURES`, best (empty if shared), shared
+def designs(df: pd.DataFrame | None = None  # As in `r4`
+           ) -> pd.DataFrame:  # One row for each experiment: `FEATURES`, best (empty if shared), shared
     "What the experiments of Table 2 were like, and which method was best"
     df = paper_table('reinit_table2') if df is None else df
-    wide = df.pivot(index=[*PAIR,'arch'], columns='method', values='accuracy')[list(METHODS)]
+    wide = df.pivot(index=[*PAIR, 'arch'], columns='method', values='accuracy')[list(METHODS)]
     top = wide.eq(wide.max(axis=1), axis=0)
-    best = top.idxmax(axis=1).astype(object).where(top.sum(axis=1)==1, None)
-    shared = top.apply(lambda r: '' if r.sum()==1 else ', '.join(r.index[r]), axis=1)
+    best = top.idxmax(axis=1).astype(object).where(top.sum(axis=1) == 1, None)
+    shared = top.apply(lambda r: '' if r.sum() == 1 else ', '.join(r.index[r]), axis=1)
     d = pd.DataFrame(dict(best=best, shared=shared)).reset_index().merge(paper_table('reinit_table4'), on='dataset', how='left')
     return d.assign(augmentation=d.setting.str.contains('augmentation'), dropout=np.where(d.setting.str.contains('dropout'), .25, 0.))
 
 # %% ../nbs/60_claims.ipynb #28abbbee
 def _leads(df, level):
     "By architecture: method that should win, its closest rival, their wins, p-value, and whether that settles it"
-    top = df.assign(best=df.accuracy==df.groupby([*PAIR,'arch']).accuracy.transform('max'))
-    for arch,t in pairwise(top, 'best', on=PAIR, by='arch', methods=list(METHODS), min_pairs=1).groupby('arch', sort=False):
-        named = 'FC' if arch=='vgg16' else 'LW'
-        q = t[t.a==named]
-        won = ((q.wins>q.losses) & (q.p<1-level)).all()
-        lost = ((q.losses>q.wins) & (holm(q.p)<1-level)).any()
-        near = q.loc[(q.wins-q.losses).idxmin()]
-        yield arch,near,'✅' if won else '❌' if lost else '➖'
+    top = df.assign(best=df.accuracy == df.groupby([*PAIR, 'arch']).accuracy.transform('max'))
+    for arch, t in pairwise(top, 'best', on=PAIR, by='arch', methods=list(METHODS), min_pairs=1).groupby('arch', sort=False):
+        named = 'FC' if arch == 'vgg16' else 'LW'
+        q = t[t.a == named]
+        won = ((q.wins > q.losses) & (q.p < 1 - level)).all()
+        lost = ((q.losses > q.wins) & (holm(q.p) < 1 - level)).any()
+        near = q.loc[(q.wins - q.losses).idxmin()]
+        yield arch, near, '✅' if won else '❌' if lost else '➖'
 
-def r5(df:pd.DataFrame|None=None, # As in `r4`
-       level:float=.95 # Of evidence
-      )->Verdict:
+def r5(df: pd.DataFrame | None = None,  # As in `r4`
+       level: float = .95  # Of evidence
+      ) -> Verdict:
     "Is LW the best method, except on vgg16, where FC is?"
     df = paper_table('reinit_table2') if df is None else df
     leads = list(_leads(df, level))
     d = designs(df).dropna(subset='best')
     d = d.assign(says=decision_tree(d, FEATURES, 'best').predict(d))
-    said = [f'{a} {v} {o.a} {o.wins}:{o.losses} {o.b} (p={o.p:.2g}; the tree says ' + ', '.join(f'{m} {n}' for m,n in d[d.arch==a].says.value_counts().items()) + ')' for a,o,v in leads]
-    return Verdict('R5', 'LW is the best method, except on vgg16, where FC is', worst([v for *_,v in leads]), 'times best, against the closest rival: ' + '; '.join(said), len(df[PAIR+['arch']].drop_duplicates()), 'paper',
-                   **_weakest([_effect(f'{o.a} best, not {o.b}, on {a}', _share(o.wins, o.wins+o.losses), '%', null=50., ok=v) for a,o,v in leads]))
+    said = [f'{a} {v} {o.a} {o.wins}:{o.losses} {o.b} (p={o.p:.2g}; the tree says ' + ', '.join(f'{m} {n}' for m, n in d[d.arch == a].says.value_counts().items()) + ')' for a, o, v in leads]
+    return Verdict('R5', 'LW is the best method, except on vgg16, where FC is', worst([v for *_, v in leads]), 'times best, against the closest rival: ' + '; '.join(said), len(df[PAIR + ['arch']].drop_duplicates()), 'paper',
+                   **_weakest([_effect(f'{o.a} best, not {o.b}, on {a}', _share(o.wins, o.wins + o.losses), '%', null=50., ok=v) for a, o, v in leads]))
 
 # %% ../nbs/60_claims.ipynb #ff7332e4
-def _over(gain, factor=100., digits=1): # Differences, one for each setting → interval, and how it is said
-    o = interval(factor*np.asarray(gain, dtype=float))
+def _over(gain, factor=100., digits=1):  # Differences, one for each setting → interval, and how it is said
+    o = interval(factor * np.asarray(gain, dtype=float))
     d = np.round(np.asarray(gain, dtype=float), 12)
-    return o,f'{_pm(o, digits)}, {(d>0).sum()}:{(d<0).sum()}'
+    return o, f'{_pm(o, digits)}, {(d>0).sum()}:{(d<0).sum()}'
 
-def _each(t, factor=100., digits=1): # From `cnn.gains` → as `_over`, and the same said of each network
-    return *_over(t.gain, factor, digits),'; '.join(f'{m} {_over(g.gain, factor, digits)[1]}' for m,g in t.groupby('model', sort=False))
+def _each(t, factor=100., digits=1):  # From `cnn.gains` → as `_over`, and the same said of each network
+    return *_over(t.gain, factor, digits), '; '.join(f'{m} {_over(g.gain, factor, digits)[1]}' for m, g in t.groupby('model', sort=False))
 
-def r6(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
-       scale:str|None=None # At which they were run; default: as in `core.scale`
-      )->Verdict:
+def r6(df: pd.DataFrame,  # From `cnn.label` of `cnn.grid`
+       scale: str | None = None  # At which they were run; default: as in `core.scale`
+      ) -> Verdict:
     "Does LW raise test accuracy on small data?"
     t = gains(df)
-    o,said,each = _each(t)
+    o, said, each = _each(t)
     return Verdict('R6', 'LW raises the test accuracy of CNNs on small data', sign_verdict(o['lo'], o['hi']),
                    f'LW − BL in points over {len(t)} settings, with wins:losses: {said} (sign test p={sign_test(t.gain):.2g}); {each}', df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('LW − BL over settings', o)]))
 
 # %% ../nbs/60_claims.ipynb #b947a34b
-def _one_sided(gain): # p-value that the mean is not above zero
+def _one_sided(gain):  # p-value that the mean is not above zero
     o = interval(gain)
-    return float(stats.t.sf(o['mean']/(o['std']/o['n']**.5), o['n']-1)) if o['n']>1 and o['std']>0 else np.nan
+    return float(stats.t.sf(o['mean'] / (o['std'] / o['n']**.5), o['n'] - 1)) if o['n'] > 1 and o['std'] > 0 else np.nan
 
-def r7(df:pd.DataFrame, # From `cnn.label` of `cnn.budgets`
-       scale:str|None=None # As in `r6`
-      )->Verdict:
+def r7(df: pd.DataFrame,  # From `cnn.label` of `cnn.budgets`
+       scale: str | None = None  # As in `r6`
+      ) -> Verdict:
     "Is the gain of LW there when rounds are stopped early, at equal compute?"
-    t = gains(df, on=('dataset','total_epochs','seed'))   # pairs: a set and a seed
+    t = gains(df, on=('dataset', 'total_epochs', 'seed'))   # pairs: a set and a seed
     early = sorted(t.total_epochs.unique())[:-1]
-    at = {e:t[t.total_epochs==e].gain for e in early}
-    up,down = holm([_one_sided(g) for g in at.values()]),holm([_one_sided(-g) for g in at.values()])
-    said = '; '.join(f'{e} epochs {_over(g)[1]}' for e,g in (at | {t.total_epochs.max():t[t.total_epochs==t.total_epochs.max()].gain}).items())
-    ok = '✅' if (up<.05).any() else '❌' if (down<.05).any() else '➖'
-    one = (min if ok=='❌' else max)([_effect(f'LW − BL, {e} epochs', _over(g)[0]) for e,g in at.items()], key=lambda e: _support(e)[1], default=None)   # one budget is enough
+    at = {e: t[t.total_epochs == e].gain for e in early}
+    up, down = holm([_one_sided(g) for g in at.values()]), holm([_one_sided(-g) for g in at.values()])
+    said = '; '.join(f'{e} epochs {_over(g)[1]}' for e, g in (at | {t.total_epochs.max(): t[t.total_epochs == t.total_epochs.max()].gain}).items())
+    ok = '✅' if (up < .05).any() else '❌' if (down < .05).any() else '➖'
+    one = (min if ok == '❌' else max)([_effect(f'LW − BL, {e} epochs', _over(g)[0]) for e, g in at.items()], key=lambda e: _support(e)[1], default=None)   # one budget is enough
     return Verdict('R7', 'Also with rounds stopped early, LW beats BL at equal compute', ok, f'LW − BL in points for equal steps, the longest last: {said}', df.seed.nunique(), get_scale(scale), **_weakest([one]))
 
 # %% ../nbs/60_claims.ipynb #359c3c73
-def fitted(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
-           at:float=.95 # Training accuracy
-          )->pd.DataFrame:
+def fitted(df: pd.DataFrame,  # From `cnn.label` of `cnn.grid`
+           at: float = .95  # Training accuracy
+          ) -> pd.DataFrame:
     "Runs without augmentation, of settings in which BL and LW fit their training images"
     d = df[~df.augment]
-    ok = d[d.method.isin(('BL','LW'))].groupby([*KEYS,'method']).train_acc.mean().unstack().min(axis=1)>=at
+    ok = d[d.method.isin(('BL', 'LW'))].groupby([*KEYS, 'method']).train_acc.mean().unstack().min(axis=1) >= at
     return d[[bool(ok[k]) for k in d[list(KEYS)].itertuples(index=False, name=None)]]
 
 def _unfit(id, claim, df, scale): return Verdict(id, claim, '➖', 'no setting in which BL and LW fit their training images', df.seed.nunique(), get_scale(scale))
 
 # %% ../nbs/60_claims.ipynb #125176f1
-def r8(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
-       scale:str|None=None # As in `r6`
-      )->Verdict:
+def r8(df: pd.DataFrame,  # From `cnn.label` of `cnn.grid`
+       scale: str | None = None  # As in `r6`
+      ) -> Verdict:
     "Does LW raise the smallest margins of the training images?"
-    d,claim = fitted(df),'LW raises the smallest margins of the training images'
+    d, claim = fitted(df), 'LW raises the smallest margins of the training images'
     if not len(d): return _unfit('R8', claim, df, scale)
-    o,said,each = _each(gains(d, 'margin'), 1, 3)
+    o, said, each = _each(gains(d, 'margin'), 1, 3)
     return Verdict('R8', claim, sign_verdict(o['lo'], o['hi']), f'mean margin of the smallest tenth, LW − BL over {o["n"]} settings: {said}; {each}', d.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('LW − BL, smallest tenth', o, 'margin')]))
 
-def r9(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
-       scale:str|None=None, # As in `r6`
-       near:float=1.1 # Ratios up to this are no increase
-      )->Verdict:
+def r9(df: pd.DataFrame,  # From `cnn.label` of `cnn.grid`
+       scale: str | None = None,  # As in `r6`
+       near: float = 1.1  # Ratios up to this are no increase
+      ) -> Verdict:
     "Does LW keep the size of the weights?"
-    d,claim = fitted(df),'LW does not increase the size of the weights'
+    d, claim = fitted(df), 'LW does not increase the size of the weights'
     if not len(d): return _unfit('R9', claim, df, scale)
     t = ratios(d)
-    t = t.assign(log=np.log(t.ratio)).groupby(['method',*KEYS], sort=False).log.mean().reset_index()
-    o = {m:interval(g.log) for m,g in t.groupby('method', sort=False)}
-    lo,hi = np.exp(o['LW']['lo']),np.exp(o['LW']['hi'])
-    said = ', '.join(f'{m} {np.exp(v["mean"]):.2f} [{np.exp(v["lo"]):.2f}, {np.exp(v["hi"]):.2f}]' for m,v in o.items())
-    return Verdict('R9', claim, '✅' if hi<=near else '❌' if lo>near else '➖',
+    t = t.assign(log=np.log(t.ratio)).groupby(['method', *KEYS], sort=False).log.mean().reset_index()
+    o = {m: interval(g.log) for m, g in t.groupby('method', sort=False)}
+    lo, hi = np.exp(o['LW']['lo']), np.exp(o['LW']['hi'])
+    said = ', '.join(f'{m} {np.exp(v["mean"]):.2f} [{np.exp(v["lo"]):.2f}, {np.exp(v["hi"]):.2f}]' for m, v in o.items())
+    return Verdict('R9', claim, '✅' if hi <= near else '❌' if lo > near else '➖',
                    f'size over that of BL, geometric mean over {o["LW"]["n"]} settings; up to {near} counts as no increase: {said}', df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('size of LW over that of BL', dict(mean=np.exp(o['LW']['mean']), lo=lo, hi=hi), '×', null=near)], -1))
 
 # %% ../nbs/60_claims.ipynb #13ad800f
-def _sharpness(df, stem='noise_'): # Mean over the deviations of the noise
-    cols = [c for c in df if c.startswith(stem) and c[len(stem):].replace('.','',1).isdigit()]
+def _sharpness(df, stem='noise_'):  # Mean over the deviations of the noise
+    cols = [c for c in df if c.startswith(stem) and c[len(stem):].replace('.', '', 1).isdigit()]
     return df.assign(sharp=df[cols].mean(axis=1))
 
-def r10(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
-        scale:str|None=None # As in `r6`
-       )->Verdict:
+def r10(df: pd.DataFrame,  # From `cnn.label` of `cnn.grid`
+        scale: str | None = None  # As in `r6`
+       ) -> Verdict:
     "Does noise on the weights take less away from LW?"
-    d,claim = fitted(df),'LW sits in flatter minima, under Gaussian noise'
+    d, claim = fitted(df), 'LW sits in flatter minima, under Gaussian noise'
     if not len(d): return _unfit('R10', claim, df, scale)
-    o,said,each = _each(gains(_sharpness(d), 'sharp', 'BL', 'LW'))   # what BL loses more
+    o, said, each = _each(gains(_sharpness(d), 'sharp', 'BL', 'LW'))   # what BL loses more
     loss = _over(gains(_sharpness(d, 'noise_loss_'), 'sharp', 'BL', 'LW').gain, 1, 2)[1]
     return Verdict('R10', claim, sign_verdict(o['lo'], o['hi']),
                    f'training accuracy that noise takes from BL minus what it takes from LW, in points, mean over σ, {o["n"]} settings: {said}; {each}; the same for the loss it adds: {loss}', d.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('what noise takes from BL − from LW', o)]))
 
 # %% ../nbs/60_claims.ipynb #a8308ddd
-def r11(df:pd.DataFrame, # From `cnn.label` of `cnn.ablations`
-        scale:str|None=None # As in `r6`
-       )->Verdict:
+def r11(df: pd.DataFrame,  # From `cnn.label` of `cnn.ablations`
+        scale: str | None = None  # As in `r6`
+       ) -> Verdict:
     "Is it reinitialization that helps, is fine-tuning better than freezing, and is training longer no substitute?"
-    parts = {'LW − without reinitialization':('LW','no reinitialization'), 'reinitialization only − without it':('reinitialization only','no reinitialization'),
-             'LW − kept blocks frozen':('LW','kept blocks frozen'), 'LW − BL of equal steps':('LW','BL')}
-    o = {k:_over(gains(df, 'test_acc', a, b).gain) for k,(a,b) in parts.items()}
+    parts = {'LW − without reinitialization': ('LW', 'no reinitialization'), 'reinitialization only − without it': ('reinitialization only', 'no reinitialization'),
+             'LW − kept blocks frozen': ('LW', 'kept blocks frozen'), 'LW − BL of equal steps': ('LW', 'BL')}
+    o = {k: _over(gains(df, 'test_acc', a, b).gain) for k, (a, b) in parts.items()}
     longer = _over(gains(df, 'test_acc', 'BL', 'BL, one round').gain)[1]
-    return Verdict('R11', 'Reinitialization is the main effect; fine-tuning beats freezing; training longer is no substitute', worst([sign_verdict(i['lo'], i['hi']) for i,_ in o.values()]),
-                   'in points over settings: ' + '; '.join(f'{k} {said}' for k,(_,said) in o.items()) + f'; for comparison, BL − BL with the steps of one round {longer}', df.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect(k, i) for k,(i,_) in o.items()]))
+    return Verdict('R11', 'Reinitialization is the main effect; fine-tuning beats freezing; training longer is no substitute', worst([sign_verdict(i['lo'], i['hi']) for i, _ in o.values()]),
+                   'in points over settings: ' + '; '.join(f'{k} {said}' for k, (_, said) in o.items()) + f'; for comparison, BL − BL with the steps of one round {longer}', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(k, i) for k, (i, _) in o.items()]))
 
 # %% ../nbs/60_claims.ipynb #91715c9b
-def r12(df:pd.DataFrame, # From `cnn.label` of `cnn.settings`
-        scale:str|None=None # As in `r6`
-       )->Verdict:
+def r12(df: pd.DataFrame,  # From `cnn.label` of `cnn.settings`
+        scale: str | None = None  # As in `r6`
+       ) -> Verdict:
     "On CIFAR, is LW at least as good as BL in most settings, and more so where BL is poor?"
-    on = ['dataset','augment','lr','wd','dropout','init']
-    fits = df[df.method=='BL'].groupby(on).train_acc.transform('mean')
-    bad = set(df.loc[fits.index[fits<.5], on].itertuples(index=False, name=None))
+    on = ['dataset', 'augment', 'lr', 'wd', 'dropout', 'init']
+    fits = df[df.method == 'BL'].groupby(on).train_acc.transform('mean')
+    bad = set(df.loc[fits.index[fits < .5], on].itertuples(index=False, name=None))
     t = gains(df[[k not in bad for k in df[on].itertuples(index=False, name=None)]], on=on)
-    o,said = _over(t.gain)
-    z = t.groupby('dataset')[['base','gain']].transform(lambda c: c-c.mean())   # within a set of images
-    rho,p = stats.spearmanr(z.base+z.gain/2, z.gain)
-    most = '➖' if sign_test(t.gain)>=.05 else '✅' if (t.gain>0).mean()>.5 else '❌'
-    more = '➖' if not p<.05 else '✅' if rho<0 else '❌'
-    return Verdict('R12', 'On CIFAR, LW is at least as good as BL in most settings, more so where BL is poor', worst([most,more]),
+    o, said = _over(t.gain)
+    z = t.groupby('dataset')[['base', 'gain']].transform(lambda c: c - c.mean())   # within a set of images
+    rho, p = stats.spearmanr(z.base + z.gain / 2, z.gain)
+    most = '➖' if sign_test(t.gain) >= .05 else '✅' if (t.gain > 0).mean() > .5 else '❌'
+    more = '➖' if not p < .05 else '✅' if rho < 0 else '❌'
+    return Verdict('R12', 'On CIFAR, LW is at least as good as BL in most settings, more so where BL is poor', worst([most, more]),
                    f'LW − BL in points over {len(t)} settings ({len(bad)} dropped): {said} (sign test p={sign_test(t.gain):.2g}); rank correlation of gain and accuracy {rho:.2f} (p={p:.2g})', df.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect('settings in which LW is ahead of BL', _share((t.gain>0).sum(), (t.gain!=0).sum()), '%', null=50., ok=most),
-                               _effect('−ρ of gain and accuracy', _rank(z.base+z.gain/2, z.gain), 'ρ', -1, ok=more)]))
+                   **_weakest([_effect('settings in which LW is ahead of BL', _share((t.gain > 0).sum(), (t.gain != 0).sum()), '%', null=50., ok=most),
+                               _effect('−ρ of gain and accuracy', _rank(z.base + z.gain / 2, z.gain), 'ρ', -1, ok=more)]))
 
 # %% ../nbs/60_claims.ipynb #64aed2d1
-def r13(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
-        scale:str|None=None # As in `r6`
-       )->Verdict:
+def r13(df: pd.DataFrame,  # From `cnn.label` of `cnn.grid`
+        scale: str | None = None  # As in `r6`
+       ) -> Verdict:
     "Do later rounds of LW learn faster?"
-    d = df[(df.method=='LW') & ~df.augment]
+    d = df[(df.method == 'LW') & ~df.augment]
     cols = sorted((c for c in d if c.startswith('fit_') and d[c].notna().any()), key=lambda c: int(c[4:]))
-    t = d.assign(less=d.fit_1-d[cols].ffill(axis=1).iloc[:,-1]).groupby(list(KEYS), sort=False).less.mean()   # networks may differ in the number of rounds
-    o,said = _over(t, 1)
-    each = '; '.join(f'{m} ' + ' → '.join(f'{g[c].mean():.0f}' for c in cols if g[c].notna().any()) for m,g in d.groupby('model', sort=False))
+    t = d.assign(less=d.fit_1 - d[cols].ffill(axis=1).iloc[:, -1]).groupby(list(KEYS), sort=False).less.mean()   # networks may differ in the number of rounds
+    o, said = _over(t, 1)
+    each = '; '.join(f'{m} ' + ' → '.join(f'{g[c].mean():.0f}' for c in cols if g[c].notna().any()) for m, g in d.groupby('model', sort=False))
     return Verdict('R13', 'Later rounds of LW converge faster', sign_verdict(o['lo'], o['hi']),
                    f'steps until learned, first round minus last: {said}; round by round: {each}', d.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('steps of the first round − of the last', o, 'steps')]))
@@ -328,537 +332,537 @@ def r13(df:pd.DataFrame, # From `cnn.label` of `cnn.grid`
 # %% ../nbs/60_claims.ipynb #2cdcc24b
 _FIXED = dict(repeats=2, scale=2., position='alternating', skip=False, regularizer='none')   # of the default network
 
-def along(df:pd.DataFrame, # Results of `reservoir.study`
-          name:str='', # Field that varies: `base`, `repeats`, …; none: the default network
-          epoch:int|None=None, # As in `reservoir.pick`
-          scale:str|None=None, # At which they were run
-          **other # Fields that differ from the default, as `skip=True`
-         )->pd.DataFrame: # As from `reservoir.pick`, frozen and trained
+def along(df: pd.DataFrame,  # Results of `reservoir.study`
+          name: str = '',  # Field that varies: `base`, `repeats`, …; none: the default network
+          epoch: int | None = None,  # As in `reservoir.pick`
+          scale: str | None = None,  # At which they were run
+          **other  # Fields that differ from the default, as `skip=True`
+         ) -> pd.DataFrame:  # As from `reservoir.pick`, frozen and trained
     "The runs that differ from the default network in one field only"
     d = pick(df, epoch=epoch)
-    base = {o:default(o if o in DATASETS else DATASETS[0], scale).base for o in d.dataset.unique()}
-    keep = d.frozen.isin((0.,1.))
-    for k,v in (_FIXED|other).items():
-        if k!=name: keep &= d[k]==v
-    return d[keep & ((d.base==d.dataset.map(base)) | (name=='base'))]
+    base = {o: default(o if o in DATASETS else DATASETS[0], scale).base for o in d.dataset.unique()}
+    keep = d.frozen.isin((0., 1.))
+    for k, v in (_FIXED | other).items():
+        if k != name: keep &= d[k] == v
+    return d[keep & ((d.base == d.dataset.map(base)) | (name == 'base'))]
 
-def seed_gaps(d:pd.DataFrame, # From `along`
-              by:Sequence[str]=('dataset',), # What tells settings apart
-              value:str='test_acc' # Column
-             )->pd.DataFrame: # `by`, seed, gap
+def seed_gaps(d: pd.DataFrame,  # From `along`
+              by: Sequence[str] = ('dataset',),  # What tells settings apart
+              value: str = 'test_acc'  # Column
+             ) -> pd.DataFrame:  # `by`, seed, gap
     "Frozen minus trained, seed by seed"
-    t = d.pivot_table(index=[*by,'seed'], columns='frozen', values=value).dropna()
-    return (t[1.]-t[0.]).rename('gap').reset_index()
+    t = d.pivot_table(index=[*by, 'seed'], columns='frozen', values=value).dropna()
+    return (t[1.] - t[0.]).rename('gap').reset_index()
 
 # %% ../nbs/60_claims.ipynb #d7eac1c2
 def _said(o, digits=1): return f'{o["gap"]:+.{digits}f} [{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]'
-def _cifar(t): return t[t.dataset!='mnist']
+def _cifar(t): return t[t.dataset != 'mnist']
 
 def _theirs(sweep, value, dataset='cifar10', measure='test accuracy'):
     "The paper's gap, in words"
     p = paper(sweep, dataset, measure)
-    p = p[p.value==value]
+    p = p[p.value == value]
     return f'{p.frozen.iloc[-1]-p.unfrozen.iloc[-1]:+.1f}' if len(p) else 'none'
 
-def c1(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # At which they were run; default: as in `core.scale`
-      )->Verdict:
+def c1(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # At which they were run; default: as in `core.scale`
+      ) -> Verdict:
     "Do frozen reservoirs beat trained ones on CIFAR, and not on MNIST?"
     t = versus(along(df, scale=scale))
-    ok = [('❌' if o.lo>0 else '✅' if o.lo==o.lo else '➖') if o.dataset=='mnist' else sign_verdict(o.lo, o.hi) for o in t.itertuples()]
+    ok = [('❌' if o.lo > 0 else '✅' if o.lo == o.lo else '➖') if o.dataset == 'mnist' else sign_verdict(o.lo, o.hi) for o in t.itertuples()]
     said = '; '.join(f'{o.dataset} {_said(o._asdict())}, p={o.p:.2g} (paper {_theirs("default", "default", o.dataset)})' for o in t.itertuples())
     return Verdict('C1', 'Frozen reservoirs beat trained ones on CIFAR-10 and CIFAR-100, and not on MNIST', worst(ok), f'test accuracy, frozen − trained in points: {said}', int(t.n.min()), get_scale(scale),
-                   **_weakest([_not_worse('trained − frozen, mnist', o._asdict(), v, sign=-1) if o.dataset=='mnist' else _effect(f'frozen − trained, {o.dataset}', o._asdict(), ok=v) for o,v in zip(t.itertuples(), ok)]))
+                   **_weakest([_not_worse('trained − frozen, mnist', o._asdict(), v, sign=-1) if o.dataset == 'mnist' else _effect(f'frozen − trained, {o.dataset}', o._asdict(), ok=v) for o, v in zip(t.itertuples(), ok)]))
 
 # %% ../nbs/60_claims.ipynb #752bfb15
-def c2(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # As in `c1`
-      )->Verdict:
+def c2(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # As in `c1`
+      ) -> Verdict:
     "Are frozen networks ahead in the first epochs?"
-    d = pd.concat([along(df, epoch=e, scale=scale) for e in sorted(df.epoch.unique()) if e>0])
-    d = d[d.epoch<=np.maximum(1, .1*d.epochs)]
-    part = {v:versus(d.groupby(['dataset','frozen','seed'], sort=False)[v].mean().reset_index(), value=v) for v in ('test_acc','fit_acc')}
+    d = pd.concat([along(df, epoch=e, scale=scale) for e in sorted(df.epoch.unique()) if e > 0])
+    d = d[d.epoch <= np.maximum(1, .1 * d.epochs)]
+    part = {v: versus(d.groupby(['dataset', 'frozen', 'seed'], sort=False)[v].mean().reset_index(), value=v) for v in ('test_acc', 'fit_acc')}
     ok = [sign_verdict(o.lo, o.hi) for o in part['test_acc'].itertuples()]
-    said = '; '.join(f'{k} accuracy ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in part[v].itertuples()) for k,v in (('test','test_acc'),('training','fit_acc')))
+    said = '; '.join(f'{k} accuracy ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in part[v].itertuples()) for k, v in (('test', 'test_acc'), ('training', 'fit_acc')))
     return Verdict('C2', 'Frozen networks converge faster in the first epochs', worst(ok), f'mean over the recorded epochs of the first tenth, frozen − trained in points: {said}; judged by test accuracy', int(part['test_acc'].n.min()), get_scale(scale),
                    **_weakest([_effect(f'frozen − trained, first tenth, {o.dataset}', o._asdict()) for o in part['test_acc'].itertuples()]))
 
 # %% ../nbs/60_claims.ipynb #03590977
 def _last(d): return max(int(c.rsplit('_', 1)[1]) for c in d if c.startswith('sep_test_') and d[c].notna().any())
 
-def c3(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # As in `c1`
-      )->Verdict:
+def c3(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # As in `c1`
+      ) -> Verdict:
     "Before training, do later layers separate the classes no better than the first?"
     d = along(df, epoch=0, scale=scale)
-    d,p = d[d.frozen==1],paper('default', 'cifar10', 'test separability')
-    l,p = _last(d),p[p.value=='epoch 0'].frozen
-    o = {k:interval(g[f'sep_test_{l}']-g.sep_test_0) for k,g in d.groupby('dataset', sort=False)}
-    wide = {k:interval(g.sep_test_1-g.sep_test_0) for k,g in d.groupby('dataset', sort=False)}
-    ok = ['✅' if v['hi']<=0 else '❌' if v['lo']>0 else '➖' for v in o.values()]
+    d, p = d[d.frozen == 1], paper('default', 'cifar10', 'test separability')
+    l, p = _last(d), p[p.value == 'epoch 0'].frozen
+    o = {k: interval(g[f'sep_test_{l}'] - g.sep_test_0) for k, g in d.groupby('dataset', sort=False)}
+    wide = {k: interval(g.sep_test_1 - g.sep_test_0) for k, g in d.groupby('dataset', sort=False)}
+    ok = ['✅' if v['hi'] <= 0 else '❌' if v['lo'] > 0 else '➖' for v in o.values()]
     return Verdict('C3', 'Random layers do not raise separability with depth', worst(ok),
-                   f'test separability before training, hidden layer {l} − layer 0 in points: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()) + f' (paper, cifar10: {p.iloc[-1]-p.iloc[0]:+.1f}); the first wide layer − layer 0: '
-                   + '; '.join(f'{k} {_pm(v)}' for k,v in wide.items()) + f' (paper {p.iloc[1]-p.iloc[0]:+.1f})', d.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect(f'layer {l} − layer 0, {k}', v, ok=a) for (k,v),a in zip(o.items(), ok)], -1))
+                   f'test separability before training, hidden layer {l} − layer 0 in points: ' + '; '.join(f'{k} {_pm(v)}' for k, v in o.items()) + f' (paper, cifar10: {p.iloc[-1]-p.iloc[0]:+.1f}); the first wide layer − layer 0: '
+                   + '; '.join(f'{k} {_pm(v)}' for k, v in wide.items()) + f' (paper {p.iloc[1]-p.iloc[0]:+.1f})', d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'layer {l} − layer 0, {k}', v, ok=a) for (k, v), a in zip(o.items(), ok)], -1))
 
 # %% ../nbs/60_claims.ipynb #bbf0668c
-def c4(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # As in `c1`
-      )->Verdict:
+def c4(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # As in `c1`
+      ) -> Verdict:
     "After training, is the last layer of a frozen network less separable on training data, and more on test data?"
     d = along(df, scale=scale)
     l = _last(d)
-    t = {k:versus(d, value=f'sep_{k}_{l}') for k in ('train','test')}
+    t = {k: versus(d, value=f'sep_{k}_{l}') for k in ('train', 'test')}
     main = 'cifar10' if 'cifar10' in set(d.dataset) else d.dataset.iloc[0]   # the paper's numbers are for it
-    one = {k:v[v.dataset==main].iloc[0] for k,v in t.items()}
-    ok = [sign_verdict(-one['train'].hi, -one['train'].lo),sign_verdict(one['test'].lo, one['test'].hi)]
-    theirs = {k:_theirs('default', 'epoch 100', measure=f'{k} separability') for k in t}
-    said = '; '.join(f'{k} data ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in v.itertuples()) + f' (paper, cifar10: {theirs[k]})' for k,v in t.items())
+    one = {k: v[v.dataset == main].iloc[0] for k, v in t.items()}
+    ok = [sign_verdict(-one['train'].hi, -one['train'].lo), sign_verdict(one['test'].lo, one['test'].hi)]
+    theirs = {k: _theirs('default', 'epoch 100', measure=f'{k} separability') for k in t}
+    said = '; '.join(f'{k} data ' + ', '.join(f'{o.dataset} {_said(o._asdict())}' for o in v.itertuples()) + f' (paper, cifar10: {theirs[k]})' for k, v in t.items())
     return Verdict('C4', 'With frozen layers, training separability is lower and test separability higher', worst(ok), f'last hidden layer, frozen − trained in points: {said}; judged on {main}', int(one['test'].n), get_scale(scale),
                    **_weakest([_effect(f'trained − frozen, training images, {main}', one['train'], sign=-1), _effect(f'frozen − trained, test images, {main}', one['test'])]))
 
 # %% ../nbs/60_claims.ipynb #422af8d7
 def _collapsed(g, col, clearly=0.):
     "Depths at which a network has lost more than half of what its shallowest version has above chance"
-    chance = 100/g.classes.fillna(100 if g.dataset.iloc[0]=='cifar100' else 10).iloc[0]
+    chance = 100 / g.classes.fillna(100 if g.dataset.iloc[0] == 'cifar100' else 10).iloc[0]
     top = g[col].iloc[0]
-    return (g[col]+clearly*g[f'{col}_se']<(chance+top)/2) & (top>1.5*chance)   # what has learned nothing cannot collapse
+    return (g[col] + clearly * g[f'{col}_se'] < (chance + top) / 2) & (top > 1.5 * chance)   # what has learned nothing cannot collapse
 
-def _c5_effect(fell, t): # Where trained networks have collapsed: of depths at which the frozen ones have not, if any, the one with the largest lead
+def _c5_effect(fell, t):  # Where trained networks have collapsed: of depths at which the frozen ones have not, if any, the one with the largest lead
     some = fell[~fell.frozen_fell] if (~fell.frozen_fell).any() else fell
     each = [_effect(f'frozen − trained, {o.dataset} R={o.repeats}', o._asdict()) for o in some.itertuples()]
     return _weakest([max(each, key=lambda e: _support(e)[1])] if each else [])
 
-def c5(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # As in `c1`
-      )->Verdict:
+def c5(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # As in `c1`
+      ) -> Verdict:
     "Is there a depth at which trained networks collapse and frozen ones do not?"
     d = along(df, 'repeats', scale=scale)
-    t = versus(d, ['dataset','repeats']).merge(d[['dataset','classes']].drop_duplicates(), on='dataset').sort_values('repeats', kind='stable')
-    t = pd.concat([g.assign(**{f'{k}_fell':_collapsed(g, k) for k in ('frozen','unfrozen')}, gone=_collapsed(g, 'frozen', 1.)) for _,g in t.groupby('dataset', sort=False)])
+    t = versus(d, ['dataset', 'repeats']).merge(d[['dataset', 'classes']].drop_duplicates(), on='dataset').sort_values('repeats', kind='stable')
+    t = pd.concat([g.assign(**{f'{k}_fell': _collapsed(g, k) for k in ('frozen', 'unfrozen')}, gone=_collapsed(g, 'frozen', 1.)) for _, g in t.groupby('dataset', sort=False)])
     fell = t[t.unfrozen_fell]
-    other = t.gone & ~t.unfrozen_fell & (t.hi<0)
-    tight = all(g.repeats.min()-1 in set(t[t.dataset==k].repeats) for k,g in fell.groupby('dataset'))   # a depth that was left out might have been the one
-    ok = '✅' if (~fell.frozen_fell & (fell.lo>0)).any() else '❌' if other.any() or len(fell) and tight and (fell.gone & ~(fell.lo>0)).all() else '➖'
+    other = t.gone & ~t.unfrozen_fell & (t.hi < 0)
+    tight = all(g.repeats.min() - 1 in set(t[t.dataset == k].repeats) for k, g in fell.groupby('dataset'))   # a depth that was left out might have been the one
+    ok = '✅' if (~fell.frozen_fell & (fell.lo > 0)).any() else '❌' if other.any() or len(fell) and tight and (fell.gone & ~(fell.lo > 0)).all() else '➖'
     theirs = ', '.join(f'{o.frozen:.1f}/{o.unfrozen:.1f} at R={o.value}' for o in paper('depth', 'cifar10').itertuples())
-    mark = {k:', '.join(f'{o.dataset} R={o.repeats}' for o in t[t[f'{k}_fell']].itertuples()) or 'nowhere' for k in ('unfrozen','frozen')}
-    said = '; '.join(f'{k} ' + ', '.join(f'R={o.repeats} {o.frozen:.1f}/{o.unfrozen:.1f} ({_said(o._asdict())})' for o in g.itertuples()) for k,g in t.groupby('dataset', sort=False))
+    mark = {k: ', '.join(f'{o.dataset} R={o.repeats}' for o in t[t[f'{k}_fell']].itertuples()) or 'nowhere' for k in ('unfrozen', 'frozen')}
+    said = '; '.join(f'{k} ' + ', '.join(f'R={o.repeats} {o.frozen:.1f}/{o.unfrozen:.1f} ({_said(o._asdict())})' for o in g.itertuples()) for k, g in t.groupby('dataset', sort=False))
     return Verdict('C5', 'Freezing survives depth at which training collapses', ok, f'test accuracy by depth, frozen/trained and gap: {said}; collapsed, trained: {mark["unfrozen"]}; frozen: {mark["frozen"]}; paper, cifar10: {theirs}', int(t.n.min()), get_scale(scale), **_c5_effect(fell, t))
 
 # %% ../nbs/60_claims.ipynb #53ee7637
-def c6(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # As in `c1`
-      )->Verdict:
+def c6(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # As in `c1`
+      ) -> Verdict:
     "Is the gap smaller with skip connections, in deep networks?"
-    g = {k:seed_gaps(along(df, 'repeats', scale=scale, skip=k), ['dataset','repeats']) for k in (False,True)}
-    t = g[False].merge(g[True], on=['dataset','repeats','seed'], suffixes=('','_skip')).assign(less=lambda o: o.gap-o.gap_skip)
-    t = t[t.repeats>2]
+    g = {k: seed_gaps(along(df, 'repeats', scale=scale, skip=k), ['dataset', 'repeats']) for k in (False, True)}
+    t = g[False].merge(g[True], on=['dataset', 'repeats', 'seed'], suffixes=('', '_skip')).assign(less=lambda o: o.gap - o.gap_skip)
+    t = t[t.repeats > 2]
     o = interval(t.groupby('seed').less.mean())
     ok = sign_verdict(o['lo'], o['hi'])
-    if ok=='✅' and not interval(t.groupby('seed').gap.mean())['lo']>0: ok = '➖'   # there was no gap that could shrink
-    said = '; '.join(f'R={k} {v.gap.mean():+.1f} without, {v.gap_skip.mean():+.1f} with' for k,v in t.groupby('repeats'))
-    p = {k:float(_theirs(k, '8')) for k in ('depth','depth, skips')}
+    if ok == '✅' and not interval(t.groupby('seed').gap.mean())['lo'] > 0: ok = '➖'   # there was no gap that could shrink
+    said = '; '.join(f'R={k} {v.gap.mean():+.1f} without, {v.gap_skip.mean():+.1f} with' for k, v in t.groupby('repeats'))
+    p = {k: float(_theirs(k, '8')) for k in ('depth', 'depth, skips')}
     return Verdict('C6', 'Skip connections shrink the gap between frozen and trained', ok,
                    f'gap in points: {said}; by how much skips shrink it, seed by seed: {_pm(o)} (paper, R=8: {p["depth"]-p["depth, skips"]:+.1f})', o['n'], get_scale(scale),
                    **_weakest([_effect('gap without skips − gap with', o)]))
 
-def c7(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # As in `c1`
-      )->Verdict:
+def c7(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # As in `c1`
+      ) -> Verdict:
     "Does the gap grow with the width?"
     d = along(df, 'base', scale=scale)
-    t,o = seed_gaps(d, ['dataset','base']),{}
-    for k,g in t.groupby('dataset', sort=False):
+    t, o = seed_gaps(d, ['dataset', 'base']), {}
+    for k, g in t.groupby('dataset', sort=False):
         w = g.pivot(index='seed', columns='base', values='gap').dropna()
-        if w.shape[1]>2: o[k] = interval(np.polyfit(np.log2(w.columns.to_numpy(dtype=float)), w.to_numpy().T, 1)[0])
-    each = '; '.join(f'{k} ' + ', '.join(f'{b}: {v:+.1f}' for b,v in g.groupby('base').gap.mean().items()) for k,g in t[t.dataset.isin(o)].groupby('dataset', sort=False))
-    return Verdict('C7', 'Freezing helps more the wider the net', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]), f'points of gap per doubling of the width: ' + '; '.join(f'{k} {_pm(v, 2)}' for k,v in o.items())
+        if w.shape[1] > 2: o[k] = interval(np.polyfit(np.log2(w.columns.to_numpy(dtype=float)), w.to_numpy().T, 1)[0])
+    each = '; '.join(f'{k} ' + ', '.join(f'{b}: {v:+.1f}' for b, v in g.groupby('base').gap.mean().items()) for k, g in t[t.dataset.isin(o)].groupby('dataset', sort=False))
+    return Verdict('C7', 'Freezing helps more the wider the net', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]), f'points of gap per doubling of the width: ' + '; '.join(f'{k} {_pm(v, 2)}' for k, v in o.items())
                    + f'; gap by base width: {each}; paper, cifar10: {_theirs("width", "32")} at 32, {_theirs("width", "1024")} at 1024', min(v['n'] for v in o.values()), get_scale(scale),
-                   **_weakest([_effect(f'gap per doubling, {k}', v) for k,v in o.items()]))
+                   **_weakest([_effect(f'gap per doubling, {k}', v) for k, v in o.items()]))
 
 # %% ../nbs/60_claims.ipynb #58775481
-def c8(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # As in `c1`
-      )->Verdict:
+def c8(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # As in `c1`
+      ) -> Verdict:
     "Does freezing the front hurt?"
     d = along(df, 'position', scale=scale)
-    t = versus(d, ['dataset','position'])
-    f = t[t.position=='front']
+    t = versus(d, ['dataset', 'position'])
+    f = t[t.position == 'front']
     said = '; '.join(f'{o.dataset} {_said(o._asdict())}, p={o.p:.2g} (paper {_theirs("position", "front", o.dataset)})' for o in f.itertuples())
-    rest = '; '.join(f'{o.dataset} {o.position} {_said(o._asdict())}' for o in t[t.position!='front'].itertuples())
+    rest = '; '.join(f'{o.dataset} {o.position} {_said(o._asdict())}' for o in t[t.position != 'front'].itertuples())
     return Verdict('C8', 'Freezing the front hurts', worst([sign_verdict(-o.hi, -o.lo) for o in f.itertuples()]), f'front, frozen − trained in points: {said}; elsewhere: {rest}', int(f.n.min()), get_scale(scale),
                    **_weakest([_effect(f'front: frozen − trained, {o.dataset}', o._asdict()) for o in f.itertuples()], -1))
 
-def c9(df:pd.DataFrame, # Results of `reservoir.study`
-       scale:str|None=None # As in `c1`
-      )->Verdict:
+def c9(df: pd.DataFrame,  # Results of `reservoir.study`
+       scale: str | None = None  # As in `c1`
+      ) -> Verdict:
     "Is the gain smaller beside BatchNorm and dropout?"
     d = along(df, 'regularizer', scale=scale)
-    d = d[d.dataset==d[d.regularizer!='none'].dataset.iloc[0]]
-    t,w = versus(d, 'regularizer').set_index('regularizer'),seed_gaps(d, ['regularizer']).pivot(index='seed', columns='regularizer', values='gap').dropna()
-    less = {'BatchNorm':interval(w['none']-w['BatchNorm']), 'dropout .1':interval(w['none']-w['dropout .1'])}   # stronger dropout leaves no accuracy that could differ
+    d = d[d.dataset == d[d.regularizer != 'none'].dataset.iloc[0]]
+    t, w = versus(d, 'regularizer').set_index('regularizer'), seed_gaps(d, ['regularizer']).pivot(index='seed', columns='regularizer', values='gap').dropna()
+    less = {'BatchNorm': interval(w['none'] - w['BatchNorm']), 'dropout .1': interval(w['none'] - w['dropout .1'])}   # stronger dropout leaves no accuracy that could differ
     ok = worst([sign_verdict(v['lo'], v['hi']) for v in less.values()])
-    if ok=='✅' and not t.lo['none']>0: ok = '➖'   # there was no gain that could shrink
-    said = ', '.join(f'{k} {_said(o)}' for k,o in t.iterrows())
-    return Verdict('C9', 'Freezing acts like a regularizer: its gain shrinks beside BatchNorm and dropout', ok, f'gap in points: {said}; by how much it is smaller, seed by seed: ' + ', '.join(f'{k} {_pm(v)}' for k,v in less.items())
+    if ok == '✅' and not t.lo['none'] > 0: ok = '➖'   # there was no gain that could shrink
+    said = ', '.join(f'{k} {_said(o)}' for k, o in t.iterrows())
+    return Verdict('C9', 'Freezing acts like a regularizer: its gain shrinks beside BatchNorm and dropout', ok, f'gap in points: {said}; by how much it is smaller, seed by seed: ' + ', '.join(f'{k} {_pm(v)}' for k, v in less.items())
                    + f'; paper, cifar10: {_theirs("default", "default")} with neither, {_theirs("regularizer", "BatchNorm")} with BatchNorm, {_theirs("regularizer", "dropout .1")} with dropout .1', len(w), get_scale(scale),
-                   **_weakest([_effect(f'gap without − gap with {k}', v) for k,v in less.items()]))
+                   **_weakest([_effect(f'gap without − gap with {k}', v) for k, v in less.items()]))
 
 # %% ../nbs/60_claims.ipynb #2f34593d
 _ROUGH = dict(top='largest eigenvalue', trace='trace', noise='loss added by noise')
 
-def rough(df:pd.DataFrame # Results of `reservoir.landscapes`
-         )->pd.DataFrame: # One row per epoch, space and measure: n, frozen, unfrozen, ratio, gap, lo, hi, p
+def rough(df: pd.DataFrame  # Results of `reservoir.landscapes`
+         ) -> pd.DataFrame:  # One row per epoch, space and measure: n, frozen, unfrozen, ratio, gap, lo, hi, p
     "How rough the landscape is, frozen against trained; `trained`: in the parameters that each of them trains"
     d = df.copy()
-    for k in ('all','base'): d[f'noise_{k}'] = d[[c for c in d if c.startswith('noise_') and c.endswith(f'_{k}') and c!=f'noise_{k}']].mean(axis=1)
-    for m in _ROUGH: d[f'{m}_trained'] = np.where(d.frozen==1, d[f'{m}_base'], d[f'{m}_all'])
+    for k in ('all', 'base'): d[f'noise_{k}'] = d[[c for c in d if c.startswith('noise_') and c.endswith(f'_{k}') and c != f'noise_{k}']].mean(axis=1)
+    for m in _ROUGH: d[f'{m}_trained'] = np.where(d.frozen == 1, d[f'{m}_base'], d[f'{m}_all'])
     rows = []
-    for (e,g),s,m in product(d.groupby('epochs'), ('trained','all','base'), _ROUGH):
+    for (e, g), s, m in product(d.groupby('epochs'), ('trained', 'all', 'base'), _ROUGH):
         t = versus(g.assign(one=0), 'one', f'{m}_{s}').drop(columns='one').iloc[0]
-        rows.append(dict(epochs=e, space=s, measure=_ROUGH[m], ratio=t.frozen/t.unfrozen, **t))
+        rows.append(dict(epochs=e, space=s, measure=_ROUGH[m], ratio=t.frozen / t.unfrozen, **t))
     return pd.DataFrame(rows)
 
-def c10(df:pd.DataFrame, # Results of `reservoir.landscapes`
-        scale:str|None=None # As in `c1`
-       )->Verdict:
+def c10(df: pd.DataFrame,  # Results of `reservoir.landscapes`
+        scale: str | None = None  # As in `c1`
+       ) -> Verdict:
     "Is the landscape of frozen networks smoother, early and at the end?"
     t = rough(df)
-    ok = [sign_verdict(-o.hi, -o.lo) for o in t[t.space=='base'].itertuples()]   # in what both train: fewer parameters would look smoother for that reason alone
+    ok = [sign_verdict(-o.hi, -o.lo) for o in t[t.space == 'base'].itertuples()]   # in what both train: fewer parameters would look smoother for that reason alone
     said = '; '.join(f'after {e} epochs, {dict(trained="in what each trains", all="in all parameters", base="outside the reservoirs")[s]}: ' + ', '.join(f'{o.measure} × {o.ratio:.2f} (p={o.p:.2g})' for o in g.itertuples())
-                     for (e,s),g in t.groupby(['epochs','space'], sort=False))
+                     for (e, s), g in t.groupby(['epochs', 'space'], sort=False))
     return Verdict('C10', 'Frozen networks have a smoother landscape', worst(ok), f'frozen over trained: {said}', int(t.n.min()), get_scale(scale),
-                   **_weakest([_effect(f'{o.measure}, {o.epochs} epochs, frozen − trained', {k:100*getattr(o, k)/o.unfrozen for k in ('gap','lo','hi')}, '%') for o in t[t.space=='base'].itertuples()], -1))
+                   **_weakest([_effect(f'{o.measure}, {o.epochs} epochs, frozen − trained', {k: 100 * getattr(o, k) / o.unfrozen for k in ('gap', 'lo', 'hi')}, '%') for o in t[t.space == 'base'].itertuples()], -1))
 
 # %% ../nbs/60_claims.ipynb #355827f0
-def c11(df:pd.DataFrame, # Of `cover.measure_cover`, one or several
-        scale:str|None=None # As in `c1`
-       )->Verdict:
+def c11(df: pd.DataFrame,  # Of `cover.measure_cover`, one or several
+        scale: str | None = None  # As in `c1`
+       ) -> Verdict:
     "Does the separability of random dichotomies follow Cover's curve?"
-    t = {k:cover_agreement(g).iloc[0] for k,g in df.groupby('layers', sort=False)}
-    few = any(((g.P>.05) & (g.P<.95)).sum()<3 for _,g in df.groupby('layers'))   # points at which something else could have come out
-    raw = [o for k,o in t.items() if '→' not in str(k)]   # the theorem is about points in general position; what comes out of random layers need not be
-    ok = '➖' if not raw or few else '❌' if any(o.p<.05 for o in raw) else '✅'
+    t = {k: cover_agreement(g).iloc[0] for k, g in df.groupby('layers', sort=False)}
+    few = any(((g.P > .05) & (g.P < .95)).sum() < 3 for _, g in df.groupby('layers'))   # points at which something else could have come out
+    raw = [o for k, o in t.items() if '→' not in str(k)]   # the theorem is about points in general position; what comes out of random layers need not be
+    ok = '➖' if not raw or few else '❌' if any(o.p < .05 for o in raw) else '✅'
     n = sum(int(o.points) for o in raw)
-    some = _share(round(sum(o.inside*o.points for o in raw)), n) if n else None
+    some = _share(round(sum(o.inside * o.points for o in raw)), n) if n else None
     return Verdict('C11', "Measured separability of random dichotomies follows Cover's curve", ok, "share of exact intervals that hold Cover's probability, and p of the worst point (Bonferroni): "
-                   + '; '.join(f'{k} {100*o.inside:.0f}% of {o.points:.0f}, p={o.p:.2g}' for k,o in t.items()), int(df.trials.sum()), get_scale(scale),
+                   + '; '.join(f'{k} {100*o.inside:.0f}% of {o.points:.0f}, p={o.p:.2g}' for k, o in t.items()), int(df.trials.sum()), get_scale(scale),
                    **_weakest([_effect("intervals that hold Cover's probability", some, '%', ok=ok)]) | dict(null=None))
 
 # %% ../nbs/60_claims.ipynb #d0e0f1a8
-def z1(df:pd.DataFrame, # From `stability.z1_evidence`
-       scale:str|None=None # At which it was made; default: as in `core.scale`
-      )->Verdict:
+def z1(df: pd.DataFrame,  # From `stability.z1_evidence`
+       scale: str | None = None  # At which it was made; default: as in `core.scale`
+      ) -> Verdict:
     "Are the eigenvalues at zero those that the paper gives?"
-    double,more = df[df.n==2],df[df.n>2]
-    ok = len(double) and len(more) and df.equal.all() and df.max_error.max()<1e-9
+    double, more = df[df.n == 2], df[df.n > 2]
+    ok = len(double) and len(more) and df.equal.all() and df.max_error.max() < 1e-9
     said = '; '.join(f'{o.n} weights: {o.eigenvalues} ({"equal" if o.equal else "not equal"} to the formula)' for o in df.itertuples())
     return Verdict('Z1', 'Near zero two weights have the eigenvalues η(−λ ± |B−y||A|), three have −ηλ only', '✅' if ok else '❌',
                    f'derived symbolically: {said}; largest error at {int(df.draws.min())} random numbers {df.max_error.max():.1g}', int(df.draws.sum()), get_scale(scale),
-                   value=100*float(df.equal.mean()), unit='%', measure='eigenvalues equal to the formula')
+                   value=100 * float(df.equal.mean()), unit='%', measure='eigenvalues equal to the formula')
 
-def z2(df:pd.DataFrame, # From `stability.z2_evidence`
-       scale:str|None=None # As in `z1`
-      )->Verdict:
+def z2(df: pd.DataFrame,  # From `stability.z2_evidence`
+       scale: str | None = None  # As in `z1`
+      ) -> Verdict:
     "Does the simulated flow agree?"
-    ok = ['✅' if o.agree==1 and o.low>.95 else '❌' if o.high<1 and o.agree<1 else '➖' for o in df.itertuples()]
+    ok = ['✅' if o.agree == 1 and o.low > .95 else '❌' if o.high < 1 and o.agree < 1 else '➖' for o in df.itertuples()]
     said = '; '.join(f'{o.weights} weights, {o.how}: {o.escaped} of {o.n} escape, {o.predicted} predicted, agreement {100*o.agree:.1f}% [{100*o.low:.1f}, {100*o.high:.1f}]' for o in df.itertuples())
     return Verdict('Z2', 'In simulations, two weights leave zero if and only if |B−y||A| > λ, and three never do', worst(ok), said, int(df.n.sum()), get_scale(scale),
-                   **_weakest([_effect(f'prediction and fate agree, {o.weights} weights, {o.how}', dict(mean=100*o.agree, lo=100*o.low, hi=100*o.high), '%', null=95., ok=v) for o,v in zip(df.itertuples(), ok)]))
+                   **_weakest([_effect(f'prediction and fate agree, {o.weights} weights, {o.how}', dict(mean=100 * o.agree, lo=100 * o.low, hi=100 * o.high), '%', null=95., ok=v) for o, v in zip(df.itertuples(), ok)]))
 
 # %% ../nbs/60_claims.ipynb #d21518b1
-def _z3_of(g): # Runs of one network at their end → verdict, how it is said, and the effect
-    top,(rho,p) = g.wd.max(),stats.spearmanr(g.wd, g.share) if g.share.nunique()>1 else (0.,1.)
-    o = interval(100*(g[g.wd==top].set_index('seed').share-g[g.wd==0].set_index('seed').share))
-    ok = '✅' if rho>0 and p<.05 and o['lo']>0 else '❌' if rho<0 and p<.05 or o['hi']<0 or not g.share.any() else '➖'
-    each = ', '.join(f'{wd:g}: {100*h.share.mean():.1f}' for wd,h in g.groupby('wd'))
-    return ok,f'{g.model.iloc[0]} {ok} {each} (rank correlation {rho:.2f}, p={p:.1g}; {top:g} − none {_pm(o)})',_effect(f'frozen filters, decay {top:g} − none, {g.model.iloc[0]}', o, ok=ok)
+def _z3_of(g):  # Runs of one network at their end → verdict, how it is said, and the effect
+    top, (rho, p) = g.wd.max(), stats.spearmanr(g.wd, g.share) if g.share.nunique() > 1 else (0., 1.)
+    o = interval(100 * (g[g.wd == top].set_index('seed').share - g[g.wd == 0].set_index('seed').share))
+    ok = '✅' if rho > 0 and p < .05 and o['lo'] > 0 else '❌' if rho < 0 and p < .05 or o['hi'] < 0 or not g.share.any() else '➖'
+    each = ', '.join(f'{wd:g}: {100*h.share.mean():.1f}' for wd, h in g.groupby('wd'))
+    return ok, f'{g.model.iloc[0]} {ok} {each} (rank correlation {rho:.2f}, p={p:.1g}; {top:g} − none {_pm(o)})', _effect(f'frozen filters, decay {top:g} − none, {g.model.iloc[0]}', o, ok=ok)
 
-def z3(df:pd.DataFrame, # From `stuck.label` of runs of `stuck.decays`
-       scale:str|None=None # As in `z1`
-      )->Verdict:
+def z3(df: pd.DataFrame,  # From `stuck.label` of runs of `stuck.decays`
+       scale: str | None = None  # As in `z1`
+      ) -> Verdict:
     "Do frozen filters appear as weight decay grows?"
     end = df[df.test_acc.notna()]
-    parts = [_z3_of(g) for _,g in end.groupby('model', sort=False)]
-    return Verdict('Z3', 'Frozen filters appear as weight decay grows, in ResNet18 and All-CNN', worst([v for v,*_ in parts]),
-                   'filters frozen at the end, in %, by weight decay: ' + '; '.join(s for _,s,_ in parts), end.seed.nunique(), get_scale(scale), **_weakest([e for *_,e in parts]))
+    parts = [_z3_of(g) for _, g in end.groupby('model', sort=False)]
+    return Verdict('Z3', 'Frozen filters appear as weight decay grows, in ResNet18 and All-CNN', worst([v for v, *_ in parts]),
+                   'filters frozen at the end, in %, by weight decay: ' + '; '.join(s for _, s, _ in parts), end.seed.nunique(), get_scale(scale), **_weakest([e for *_, e in parts]))
 
 # %% ../nbs/60_claims.ipynb #6cd26897
-def _returns(t, treatment): # `stuck.pair_table` → verdict, how it is said, and the interval
-    g = t[(t.treatment==treatment) & (t.wd>0)]
-    ends = g[g.epoch==g.epoch.max()].set_index(['wd','seed','layer']).norm/g[g.epoch==0].set_index(['wd','seed','layer']).norm
+def _returns(t, treatment):  # `stuck.pair_table` → verdict, how it is said, and the interval
+    g = t[(t.treatment == treatment) & (t.wd > 0)]
+    ends = g[g.epoch == g.epoch.max()].set_index(['wd', 'seed', 'layer']).norm / g[g.epoch == 0].set_index(['wd', 'seed', 'layer']).norm
     o = interval(np.log10(ends.clip(lower=1e-12)).groupby('seed').mean())
-    return sign_verdict(-o['hi'], -o['lo']),f'{(ends<1).sum()} of {len(ends)} returned, norm × 10^{_pm(o, 2)}',o
+    return sign_verdict(-o['hi'], -o['lo']), f'{(ends<1).sum()} of {len(ends)} returned, norm × 10^{_pm(o, 2)}', o
 
-def z4(t:pd.DataFrame, # From `stuck.pair_table`
-       scale:str|None=None # As in `z1`
-      )->Verdict:
+def z4(t: pd.DataFrame,  # From `stuck.pair_table`
+       scale: str | None = None  # As in `z1`
+      ) -> Verdict:
     "Do zeroed pairs stay zero, and do tiny ones return?"
-    zero = t[t.treatment=='zero'].norm.max()
-    (two,said2,o),(three,said3,_) = (_returns(t, k) for k in ('tiny','tiny3'))
-    ok = '❌' if zero>0 else two
+    zero = t[t.treatment == 'zero'].norm.max()
+    (two, said2, o), (three, said3, _) = (_returns(t, k) for k in ('tiny', 'tiny3'))
+    ok = '❌' if zero > 0 else two
     return Verdict('Z4', 'Row–column pairs that are set to zero stay there, and tiny ones return to zero', ok,
                    f'largest norm of a zeroed pair {zero:g}; tiny rows and columns {two}: {said2}; not judged, tiny rows, normalizations and columns {three}: {said3}', t.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('change of the norm of tiny pairs', o, 'powers of 10')], -1))
 
 # %% ../nbs/60_claims.ipynb #9c0fdac4
-def z5(df:pd.DataFrame, # Runs of `stuck.sparse`
-       scale:str|None=None # As in `z1`
-      )->Verdict:
+def z5(df: pd.DataFrame,  # Runs of `stuck.sparse`
+       scale: str | None = None  # As in `z1`
+      ) -> Verdict:
     "At equal sparsity, are mono-sparse networks better than doubly sparse ones, and these better than mutually frozen ones?"
-    d = df[df.kind!='none'].assign(test=100*df.test_acc)
-    each = d.groupby(['kind','seed']).test.mean().reset_index()   # levels share networks and images: a seed is one observation
-    o = {f'{a} − {b}':paired(each, a, b, 'test', 'kind') for a,b in (('mono','double'),('double','mutual'))}
-    level = d.groupby('q').sparsity_before.agg(['min','max'])
+    d = df[df.kind != 'none'].assign(test=100 * df.test_acc)
+    each = d.groupby(['kind', 'seed']).test.mean().reset_index()   # levels share networks and images: a seed is one observation
+    o = {f'{a} − {b}': paired(each, a, b, 'test', 'kind') for a, b in (('mono', 'double'), ('double', 'mutual'))}
+    level = d.groupby('q').sparsity_before.agg(['min', 'max'])
     return Verdict('Z5', 'At equal sparsity: mono-sparse beats doubly sparse beats mutually frozen', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]),
-                   'test accuracy in points, mean over four levels, interval over seeds: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()) + '; measured sparsity ' + ', '.join(f'{100*a:.0f}–{100*b:.0f}%' for a,b in level.to_numpy()), d.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect(k, v) for k,v in o.items()]))
+                   'test accuracy in points, mean over four levels, interval over seeds: ' + '; '.join(f'{k} {_pm(v)}' for k, v in o.items()) + '; measured sparsity ' + ', '.join(f'{100*a:.0f}–{100*b:.0f}%' for a, b in level.to_numpy()), d.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(k, v) for k, v in o.items()]))
 
 # %% ../nbs/60_claims.ipynb #31bd1a32
-def z10(df:pd.DataFrame, # From `stuck.count_both`
-        scale:str='paper' # The network is the real one
-       )->Verdict:
+def z10(df: pd.DataFrame,  # From `stuck.count_both`
+        scale: str = 'paper'  # The network is the real one
+       ) -> Verdict:
     "Does an ImageNet ResNet contain frozen weights?"
-    t = df[df.cutoff==.01].set_index('rule')
+    t = df[df.cutoff == .01].set_index('rule')
     if not len(t): return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '➖', 'not counted at the cutoff 0.01', 0, scale)
-    said = '; '.join(f'by {k}: {int(o.frozen)} of {int(o.filters)} filters, {int(o.double)} double-frozen and {int(o.triple)} triple-frozen weights' for k,o in t.iterrows())
-    return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '✅' if (t.frozen>0).all() else '➖' if (t.frozen>0).any() else '❌', f'one ResNet-50, cutoff 0.01, {said}', 1, scale,
+    said = '; '.join(f'by {k}: {int(o.frozen)} of {int(o.filters)} filters, {int(o.double)} double-frozen and {int(o.triple)} triple-frozen weights' for k, o in t.iterrows())
+    return Verdict('Z10', 'ImageNet-trained ResNets contain mutually frozen weights', '✅' if (t.frozen > 0).all() else '➖' if (t.frozen > 0).any() else '❌', f'one ResNet-50, cutoff 0.01, {said}', 1, scale,
                    value=float(t.frozen.min()), unit='filters', measure=f'frozen filters by {t.frozen.idxmin()}')
 
 # %% ../nbs/60_claims.ipynb #846ae971
-def _gaps(*args, **kw): # Differences between variants, as `transfer.gaps`; fastai comes with that module, so it is asked for late
+def _gaps(*args, **kw):  # Differences between variants, as `transfer.gaps`; fastai comes with that module, so it is asked for late
     from reinit_nb.transfer import gaps
     return gaps(*args, **kw)
 
-def _versus(df, a, b, value='test_acc', factor=100.): # Interval of differences that share setting and seed, or `None` without pairs
+def _versus(df, a, b, value='test_acc', factor=100.):  # Interval of differences that share setting and seed, or `None` without pairs
     g = _gaps(df, a, b, value).gain
-    return interval(factor*g) if len(g)>1 else None
+    return interval(factor * g) if len(g) > 1 else None
 
-def _part(df, name, a, b): # Verdict, what is said about one comparison, and the effect
+def _part(df, name, a, b):  # Verdict, what is said about one comparison, and the effect
     o = _versus(df, a, b)
-    return ('➖',f'{name}: not measured',None) if o is None else (sign_verdict(o['lo'], o['hi']),f'{name}: {_pm(o)}',_effect(name, o))
+    return ('➖', f'{name}: not measured', None) if o is None else (sign_verdict(o['lo'], o['hi']), f'{name}: {_pm(o)}', _effect(name, o))
 
-def z6(wds:pd.DataFrame, # From `transfer.label` of `transfer.decays`
-       rates:pd.DataFrame, # From `transfer.label` of `transfer.rates`
-       scale:str|None=None # At which they were run; default: as in `core.scale`
-      )->Verdict:
+def z6(wds: pd.DataFrame,  # From `transfer.label` of `transfer.decays`
+       rates: pd.DataFrame,  # From `transfer.label` of `transfer.rates`
+       scale: str | None = None  # At which they were run; default: as in `core.scale`
+      ) -> Verdict:
     "Does a second task need weight decay and learning rate, and is low → high best?"
-    by = [(f' ({k})',g) for k,g in wds.groupby('setting', sort=False)]   # seeds are what is independent: each network by itself
-    parts = [*(_part(g, f'weight decay 1e-3 − 0{k}', '1e-3', '0') for k,g in by), _part(rates, 'learning rate 0.05 − 0.0005', '0.05', '0.0005'),
-             *(_part(g, f'weight decay 1e-4 → 1e-3 − 1e-3{k}', '1e-4 → 1e-3', '1e-3') for k,g in by), _part(rates, 'learning rate 0.005 → 0.05 − 0.05', '0.005 → 0.05', '0.05')]
-    more = [_part(rates, f'learning rate {k} − 0.05', k, '0.05')[1] for k in dict.fromkeys(rates.variant) if '→' in k and k!='0.005 → 0.05']
-    best = ', '.join(f'{k} {d.groupby("variant").test_acc.mean().idxmax()}' for k,d in (*wds.groupby('setting', sort=False), ('learning rate',rates)))
-    return Verdict('Z6', 'Blurred → sharp needs enough weight decay and learning rate, and low → high is best', worst([v for v,*_ in parts]),
-                   f'test accuracy in points, {"; ".join(s for _,s,_ in parts)}; not judged, {"; ".join(more) or "nothing"}; best on average: {best}', wds.seed.nunique(), get_scale(scale), **_weakest([e for *_,e in parts]))
+    by = [(f' ({k})', g) for k, g in wds.groupby('setting', sort=False)]   # seeds are what is independent: each network by itself
+    parts = [*(_part(g, f'weight decay 1e-3 − 0{k}', '1e-3', '0') for k, g in by), _part(rates, 'learning rate 0.05 − 0.0005', '0.05', '0.0005'),
+             *(_part(g, f'weight decay 1e-4 → 1e-3 − 1e-3{k}', '1e-4 → 1e-3', '1e-3') for k, g in by), _part(rates, 'learning rate 0.005 → 0.05 − 0.05', '0.005 → 0.05', '0.05')]
+    more = [_part(rates, f'learning rate {k} − 0.05', k, '0.05')[1] for k in dict.fromkeys(rates.variant) if '→' in k and k != '0.005 → 0.05']
+    best = ', '.join(f'{k} {d.groupby("variant").test_acc.mean().idxmax()}' for k, d in (*wds.groupby('setting', sort=False), ('learning rate', rates)))
+    return Verdict('Z6', 'Blurred → sharp needs enough weight decay and learning rate, and low → high is best', worst([v for v, *_ in parts]),
+                   f'test accuracy in points, {"; ".join(s for _,s,_ in parts)}; not judged, {"; ".join(more) or "nothing"}; best on average: {best}', wds.seed.nunique(), get_scale(scale), **_weakest([e for *_, e in parts]))
 
 # %% ../nbs/60_claims.ipynb #8d115321
-def _learned(df, variant='standard'): # Settings in which all networks of the control ended below the training loss of guessing; what the other arm does is its result
-    d = df[df.variant==variant]
-    ok = (d.train_loss<np.log(d.classes)).groupby(d.setting).all()
+def _learned(df, variant='standard'):  # Settings in which all networks of the control ended below the training loss of guessing; what the other arm does is its result
+    d = df[df.variant == variant]
+    ok = (d.train_loss < np.log(d.classes)).groupby(d.setting).all()
     return set(ok.index[ok])
 
-def z7(df:pd.DataFrame, # From `transfer.label` of `transfer.changes`
-       scale:str|None=None # As in `z6`
-      )->Verdict:
+def z7(df: pd.DataFrame,  # From `transfer.label` of `transfer.changes`
+       scale: str | None = None  # As in `z6`
+      ) -> Verdict:
     "Does a Dirac reset help after a task change?"
-    claim,d = 'A Dirac reset raises accuracy after a task change',df[~df.setting.str.contains('Pets')]   # pets are in none of the tables
-    fine,every = _learned(d),_gaps(d, 'reset', 'standard').groupby('setting', sort=False).gain.mean()
+    claim, d = 'A Dirac reset raises accuracy after a task change', df[~df.setting.str.contains('Pets')]   # pets are in none of the tables
+    fine, every = _learned(d), _gaps(d, 'reset', 'standard').groupby('setting', sort=False).gain.mean()
     g = every[every.index.isin(fine)]
-    if len(g)<2: return Verdict('Z7', claim, '➖', f'{len(g)} task changes in which the network without a reset learned', df.seed.nunique(), get_scale(scale))
-    each,left = '; '.join(f'{k} {100*v:+.1f}' for k,v in g.items()),', '.join(k for k in dict.fromkeys(d.setting) if k not in fine)
-    o,said = _over(g)
-    frozen = d[d.variant=='standard'].groupby('setting').frozen_before.mean()
-    ok = sign_verdict(o['lo'], o['hi']) if (frozen>0).any() else '➖'   # nothing was stuck: nothing to set free
+    if len(g) < 2: return Verdict('Z7', claim, '➖', f'{len(g)} task changes in which the network without a reset learned', df.seed.nunique(), get_scale(scale))
+    each, left = '; '.join(f'{k} {100*v:+.1f}' for k, v in g.items()), ', '.join(k for k in dict.fromkeys(d.setting) if k not in fine)
+    o, said = _over(g)
+    frozen = d[d.variant == 'standard'].groupby('setting').frozen_before.mean()
+    ok = sign_verdict(o['lo'], o['hi']) if (frozen > 0).any() else '➖'   # nothing was stuck: nothing to set free
     return Verdict('Z7', claim, ok, f'reset − standard in points over {len(g)} task changes, wins:losses: {said} ({each}); not counted, since the training loss without a reset stayed above that of guessing: {left or "none"}{f" (with them {_over(every)[1]})" if left else ""}; '
                    f'changes with frozen filters before the second task: {(frozen>0).sum()} of {len(frozen)}', df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('reset − standard over task changes', o)]))
 
 # %% ../nbs/60_claims.ipynb #2007d8c6
-def z8(df:pd.DataFrame, # From `transfer.label` of `transfer.samples`
-       scale:str|None=None # As in `z6`
-      )->Verdict:
+def z8(df: pd.DataFrame,  # From `transfer.label` of `transfer.samples`
+       scale: str | None = None  # As in `z6`
+      ) -> Verdict:
     "Does a reset need enough images?"
-    claim,fine = 'A reset helps with many images and hurts with few',_learned(df)
-    g = _gaps(df, 'reset', 'standard').pivot(index='seed', columns='setting', values='gain').dropna()*100
-    if g.shape[1]<2 or len(g)<2: return Verdict('Z8', claim, '➖', 'not measured: two numbers of images and two seeds are the least', df.seed.nunique(), get_scale(scale))
-    o,grow = {f:interval(g[f]) for f in sorted(g)},interval(g[max(g)]-g[min(g)])
+    claim, fine = 'A reset helps with many images and hurts with few', _learned(df)
+    g = _gaps(df, 'reset', 'standard').pivot(index='seed', columns='setting', values='gain').dropna() * 100
+    if g.shape[1] < 2 or len(g) < 2: return Verdict('Z8', claim, '➖', 'not measured: two numbers of images and two seeds are the least', df.seed.nunique(), get_scale(scale))
+    o, grow = {f: interval(g[f]) for f in sorted(g)}, interval(g[max(g)] - g[min(g)])
     parts = [sign_verdict(o[max(g)]['lo'], o[max(g)]['hi']), sign_verdict(-o[min(g)]['hi'], -o[min(g)]['lo']), sign_verdict(grow['lo'], grow['hi'])]
-    said,bad = '; '.join(f'{f:g} of the images {_pm(v)}' for f,v in o.items()),[f'{f:g}' for f in g if f not in fine]
+    said, bad = '; '.join(f'{f:g} of the images {_pm(v)}' for f, v in o.items()), [f'{f:g}' for f in g if f not in fine]
     note = f'; not settled, since networks without a reset stayed above the training loss of guessing with {", ".join(bad)} of the images' if bad else ''
     return Verdict('Z8', claim, '➖' if bad else worst(parts), f'reset − standard in points: {said}; growth from few to many {_pm(grow)}{note}', len(g), get_scale(scale),
                    **_weakest([_effect('reset − standard, all images', o[max(g)]), _effect('standard − reset, fewest images', o[min(g)], sign=-1), _effect('growth of reset − standard', grow)]))
 
 # %% ../nbs/60_claims.ipynb #cfab14e9
-def _rank(x, y): # Spearman's correlation with an interval
+def _rank(x, y):  # Spearman's correlation with an interval
     n = len(x)
-    if n<4 or np.ptp(x)==0 or np.ptp(y)==0: return dict(mean=np.nan, lo=np.nan, hi=np.nan, n=n)
+    if n < 4 or np.ptp(x) == 0 or np.ptp(y) == 0: return dict(mean=np.nan, lo=np.nan, hi=np.nan, n=n)
     r = float(stats.spearmanr(x, y)[0])
-    z,half = np.arctanh(np.clip(r, -.9999, .9999)),1.96*(1.06/(n-3))**.5
-    return dict(mean=r, lo=float(np.tanh(z-half)), hi=float(np.tanh(z+half)), n=n)
+    z, half = np.arctanh(np.clip(r, -.9999, .9999)), 1.96 * (1.06 / (n - 3))**.5
+    return dict(mean=r, lo=float(np.tanh(z - half)), hi=float(np.tanh(z + half)), n=n)
 
-def z9(df:pd.DataFrame, # From `transfer.tradeoff`
-       scale:str|None=None # As in `z6`
-      )->Verdict:
+def z9(df: pd.DataFrame,  # From `transfer.tradeoff`
+       scale: str | None = None  # As in `z6`
+      ) -> Verdict:
     "Does test loss rise with frozen filters, and fall with the Fisher score?"
-    t = df.groupby(['source','setting','variant'])[['test_loss','first_frozen','fisher']].mean()
-    n,long = int((t.first_frozen>0).sum()),t.index.get_level_values('source')=='longer'
+    t = df.groupby(['source', 'setting', 'variant'])[['test_loss', 'first_frozen', 'fisher']].mean()
+    n, long = int((t.first_frozen > 0).sum()), t.index.get_level_values('source') == 'longer'
     r = t.groupby(np.where(long, 'long', 'short')).rank(pct=True)   # stages of other lengths have other losses: ranks are within each length
-    a,b = _rank(r.first_frozen, r.test_loss),_rank(r.fisher, r.test_loss)
-    parts = '; '.join(f'{k} stages alone ({len(o)} settings) {_pm(_rank(o.first_frozen, o.test_loss), 2)} and {_pm(_rank(o.fisher, o.test_loss), 2)}' for k,o in (('short',t[~long]),('long',t[long])) if len(o)>3)
-    ok = worst([sign_verdict(a['lo'], a['hi']), sign_verdict(-b['hi'], -b['lo'])]) if n>3 else '➖'   # with fewer, half of the claim was not measured
+    a, b = _rank(r.first_frozen, r.test_loss), _rank(r.fisher, r.test_loss)
+    parts = '; '.join(f'{k} stages alone ({len(o)} settings) {_pm(_rank(o.first_frozen, o.test_loss), 2)} and {_pm(_rank(o.fisher, o.test_loss), 2)}' for k, o in (('short', t[~long]), ('long', t[long])) if len(o) > 3)
+    ok = worst([sign_verdict(a['lo'], a['hi']), sign_verdict(-b['hi'], -b['lo'])]) if n > 3 else '➖'   # with fewer, half of the claim was not measured
     return Verdict('Z9', 'Test loss rises with frozen filters and falls with the Fisher score', ok,
                    f'rank correlation over {len(t)} settings: with frozen filters {_pm(a, 2)} ({n} settings have any), with the Fisher score {_pm(b, 2)}' + (f'; {parts}' if long.any() else ''), df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('ρ of test loss and frozen filters', a, 'ρ'), _effect('−ρ of test loss and Fisher score', b, 'ρ', -1)]))
 
 # %% ../nbs/60_claims.ipynb #ef605f2c
-def z11(df:pd.DataFrame, # From `transfer.label` of `transfer.warm`
-        scale:str|None=None # As in `z6`
-       )->Verdict:
+def z11(df: pd.DataFrame,  # From `transfer.label` of `transfer.warm`
+        scale: str | None = None  # As in `z6`
+       ) -> Verdict:
     "Does a warm start with a tenth of the data hurt?"
     d = df.rename(columns=dict(setting='variant', variant='setting'))
-    g,second = (_gaps(d, k, 'warm') for k in ('cold, as long','cold'))   # of equal steps in all; of equal steps in the second stage
-    if g.seed.nunique()<2: return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', '➖', 'warm and cold starts of equally many steps cannot be paired', df.seed.nunique(), get_scale(scale))
-    o,said = _over(g.groupby('seed').gain.mean())   # learning rates share images and weights: a seed is one observation
-    each = '; '.join(f'learning rate {k} {_over(x.gain)[1]}' for k,x in g.groupby('setting', sort=False))
-    loss,less = _over(_gaps(d, 'warm', 'cold, as long', 'test_loss').gain, 1, 2)[1],_over(second.groupby('seed').gain.mean())[1]
+    g, second = (_gaps(d, k, 'warm') for k in ('cold, as long', 'cold'))   # of equal steps in all; of equal steps in the second stage
+    if g.seed.nunique() < 2: return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', '➖', 'warm and cold starts of equally many steps cannot be paired', df.seed.nunique(), get_scale(scale))
+    o, said = _over(g.groupby('seed').gain.mean())   # learning rates share images and weights: a seed is one observation
+    each = '; '.join(f'learning rate {k} {_over(x.gain)[1]}' for k, x in g.groupby('setting', sort=False))
+    loss, less = _over(_gaps(d, 'warm', 'cold, as long', 'test_loss').gain, 1, 2)[1], _over(second.groupby('seed').gain.mean())[1]
     return Verdict('Z11', 'A warm start with 10% of the data hurts the final network', sign_verdict(o['lo'], o['hi']),
                    f'cold − warm in points with equally many steps in all, mean over learning rates, interval over seeds, wins:losses: {said} ({each}); test loss, warm − cold: {loss}; a cold start with the steps of the second stage only − warm: {less}', df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('cold − warm', o)]))
 
 # %% ../nbs/60_claims.ipynb #dd043bd7
-def _fitted(df, most): # Labelled runs of `waves` → those that leave no more than this share of the signal's power at their points
-    return df[~(df.left>most)] if 'left' in df else df
+def _fitted(df, most):  # Labelled runs of `waves` → those that leave no more than this share of the signal's power at their points
+    return df[~(df.left > most)] if 'left' in df else df
 
-def _several(v): return interval(v) if len(v)>1 else None   # one run has no interval
-def _sure(o, sign=1): return sign_verdict(*sorted((sign*o['lo'], sign*o['hi']))) if o else '➖'
+def _several(v): return interval(v) if len(v) > 1 else None   # one run has no interval
+def _sure(o, sign=1): return sign_verdict(*sorted((sign * o['lo'], sign * o['hi']))) if o else '➖'
 def _told(o, digits=1): return _pm(o, digits) if o else 'unknown (too few runs learned their points)'
 
-def _grows(d, act, value): # By seed, `value` of the deepest minus that of the shallowest
-    g = d[d.kind==act].pivot(index='seed', columns='depth', values=value).reindex(columns=[d.depth.min(),d.depth.max()])
-    return (g.iloc[:,1]-g.iloc[:,0]).dropna()
+def _grows(d, act, value):  # By seed, `value` of the deepest minus that of the shallowest
+    g = d[d.kind == act].pivot(index='seed', columns='depth', values=value).reindex(columns=[d.depth.min(), d.depth.max()])
+    return (g.iloc[:, 1] - g.iloc[:, 0]).dropna()
 
-def f1(df:pd.DataFrame, # From `waves.label` of runs of `waves.depths`
-       scale:str|None=None, # At which they were run; default: as in `core.scale`
-       most:float=.05 # Runs that leave a larger share of the signal's power at their points do not count
-      )->Verdict:
+def f1(df: pd.DataFrame,  # From `waves.label` of runs of `waves.depths`
+       scale: str | None = None,  # At which they were run; default: as in `core.scale`
+       most: float = .05  # Runs that leave a larger share of the signal's power at their points do not count
+      ) -> Verdict:
     "With depth, do Gaussian and sine networks start with higher frequencies and interpolate worse, and ReLU not?"
-    d,ok,said,effects = _fitted(df, most),[],[],[]
-    for k,(value,name,factor) in product(('gaussian','sine'), (('centroid0','centroid before training',1.),('error','error',100.))):
-        g,digits = (d,1) if value=='error' else (df,2)      # what is there before training need not be learned
-        up,relu = _several(factor*_grows(g, k, value)),_several(factor*(_grows(g, k, value)-_grows(g, 'relu', value)).dropna())
+    d, ok, said, effects = _fitted(df, most), [], [], []
+    for k, (value, name, factor) in product(('gaussian', 'sine'), (('centroid0', 'centroid before training', 1.), ('error', 'error', 100.))):
+        g, digits = (d, 1) if value == 'error' else (df, 2)      # what is there before training need not be learned
+        up, relu = _several(factor * _grows(g, k, value)), _several(factor * (_grows(g, k, value) - _grows(g, 'relu', value)).dropna())
         ok += [_sure(up), _sure(relu)]
         said.append(f'{k} {name} {_told(up, digits)}' + (f', more than ReLU by {_told(relu, digits)}' if up else ''))
-        effects += [_effect(f'{k}, deep − shallow, {name}', up, u := '%' if value=='error' else 'cycles'), _effect(f'{k} − ReLU, deep − shallow, {name}', relu, u)]
-    own = _several(100*_grows(d, 'relu', 'error'))
-    flat = '➖' if own is None else '❌' if own['lo']>0 else '✅'
+        effects += [_effect(f'{k}, deep − shallow, {name}', up, u := '%' if value == 'error' else 'cycles'), _effect(f'{k} − ReLU, deep − shallow, {name}', relu, u)]
+    own = _several(100 * _grows(d, 'relu', 'error'))
+    flat = '➖' if own is None else '❌' if own['lo'] > 0 else '✅'
     effects.append(_not_worse('ReLU, shallow − deep, error', own, flat, unit='%', sign=-1))
-    wide = ' of widths ' + ' and '.join(f'{df[df.kind==k].a.iloc[0]:g}' for k in ('gaussian','sine')) if 'a' in df else ''
+    wide = ' of widths ' + ' and '.join(f'{df[df.kind==k].a.iloc[0]:g}' for k in ('gaussian', 'sine')) if 'a' in df else ''
     return Verdict('F1', f'With depth, Gaussian and sine networks{wide} start with higher frequencies and interpolate worse; ReLU networks do not', worst([*ok, flat]),
                    f'deepest minus shallowest (depth {df.depth.max()} and {df.depth.min()}; centroids in cycles per unit, errors in % of the signal): ' + '; '.join(said) + f'; ReLU error {_told(own)}'
-                   + (f'; {len(df)-len(d)} of {len(df)} runs left more than {100*most:g}% of the signal unlearned, and their errors do not count' if len(d)<len(df) else ''), df.seed.nunique(), get_scale(scale), **_weakest(effects))
+                   + (f'; {len(df)-len(d)} of {len(df)} runs left more than {100*most:g}% of the signal unlearned, and their errors do not count' if len(d) < len(df) else ''), df.seed.nunique(), get_scale(scale), **_weakest(effects))
 
 # %% ../nbs/60_claims.ipynb #7c25bcc7
-def f2(t:pd.DataFrame, # From `waves.order` of `waves.step_table`
-       scale:str|None=None # As in `f1`
-      )->Verdict:
+def f2(t: pd.DataFrame,  # From `waves.order` of `waves.step_table`
+       scale: str | None = None  # As in `f1`
+      ) -> Verdict:
     "Are low frequencies learned first, for every activation?"
-    o = {k:interval(g.tau) for k,g in t.groupby('act', sort=False)}
-    for v in o.values(): v['lo'],v['hi'] = max(v['lo'], -1.),min(v['hi'], 1.)     # τ is no larger
-    same = {k:t[t.act==k].tau.nunique()==1 for k in o}     # no spread: the interval is a point, and says so
+    o = {k: interval(g.tau) for k, g in t.groupby('act', sort=False)}
+    for v in o.values(): v['lo'], v['hi'] = max(v['lo'], -1.), min(v['hi'], 1.)     # τ is no larger
+    same = {k: t[t.act == k].tau.nunique() == 1 for k in o}     # no spread: the interval is a point, and says so
     return Verdict('F2', 'Low frequencies are learned first, for every activation', worst([sign_verdict(v['lo'], v['hi']) for v in o.values()]),
-                   "Kendall's tau between frequency and step, with frequencies that were not reached as the last: " + '; '.join(f'{k} {_pm(v, 2)}' + (' (the same in all seeds)' if same[k] else '') + f', {t[t.act==k].reached.mean():.1f} frequencies reached' for k,v in o.items()), t.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect(f'τ of frequency and step, {k}', v, 'τ') for k,v in o.items()]))
+                   "Kendall's tau between frequency and step, with frequencies that were not reached as the last: " + '; '.join(f'{k} {_pm(v, 2)}' + (' (the same in all seeds)' if same[k] else '') + f', {t[t.act==k].reached.mean():.1f} frequencies reached' for k, v in o.items()), t.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'τ of frequency and step, {k}', v, 'τ') for k, v in o.items()]))
 
 # %% ../nbs/60_claims.ipynb #e2435fb0
-def _fast(df): # Names of ReLU networks that had learned a fast wave, and of those that had not
+def _fast(df):  # Names of ReLU networks that had learned a fast wave, and of those that had not
     k = next((k for k in df.kind.unique() if k.startswith('relu') and ', high' in k), 'relu he, high')
-    return k,k.split(',')[0]
+    return k, k.split(',')[0]
 
-def f3(df:pd.DataFrame, # From `waves.label` of runs of `waves.arms`
-       least:float=.3, # Amplitude that the start must have at the watched frequency
-       share:float=.5, # Of it, what must be left to say that it remains
-       scale:str|None=None # As in `f1`
-      )->Verdict:
+def f3(df: pd.DataFrame,  # From `waves.label` of runs of `waves.arms`
+       least: float = .3,  # Amplitude that the start must have at the watched frequency
+       share: float = .5,  # Of it, what must be left to say that it remains
+       scale: str | None = None  # As in `f1`
+      ) -> Verdict:
     "Does a spike that is there before training stay, and does it hurt?"
-    d,(fast,slow) = df.assign(error=100*df.error),_fast(df)
-    high = d[d.kind==fast]
-    learned,kept = interval(high.spike0),interval(high.spike1/high.spike0)
-    stays = '➖' if not learned['mean']>least else '✅' if kept['lo']>share else '❌' if kept['hi']<share else '➖'
-    o = {f'{a} − {b}':paired(d, a, b, 'error', 'kind') for a,b in ((fast,slow),(fast,f'{slow}, dc'),('gaussian','gaussian low'),('gaussian','relu'))}
+    d, (fast, slow) = df.assign(error=100 * df.error), _fast(df)
+    high = d[d.kind == fast]
+    learned, kept = interval(high.spike0), interval(high.spike1 / high.spike0)
+    stays = '➖' if not learned['mean'] > least else '✅' if kept['lo'] > share else '❌' if kept['hi'] < share else '➖'
+    o = {f'{a} − {b}': paired(d, a, b, 'error', 'kind') for a, b in ((fast, slow), (fast, f'{slow}, dc'), ('gaussian', 'gaussian low'), ('gaussian', 'relu'))}
     return Verdict('F3', 'A high-frequency spike that is there before training remains, and hurts', worst([stays, *(sign_verdict(v['lo'], v['hi']) for v in o.values())]),
-                   f'amplitude {learned["mean"]:.2f} before, of which {kept["mean"]:.2f} [{kept["lo"]:.2f}, {kept["hi"]:.2f}] is left (more than {share:g} is asked for); error in % of the signal: ' + '; '.join(f'{k} {_pm(v)}' for k,v in o.items()), df.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect('share of the spike that is left', kept, 'share', null=share, ok=stays), *(_effect(f'error, {k}', v, '%') for k,v in o.items())]))
+                   f'amplitude {learned["mean"]:.2f} before, of which {kept["mean"]:.2f} [{kept["lo"]:.2f}, {kept["hi"]:.2f}] is left (more than {share:g} is asked for); error in % of the signal: ' + '; '.join(f'{k} {_pm(v)}' for k, v in o.items()), df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('share of the spike that is left', kept, 'share', null=share, ok=stays), *(_effect(f'error, {k}', v, '%') for k, v in o.items())]))
 
 # %% ../nbs/60_claims.ipynb #fc97ea57
-def f4(df:pd.DataFrame, # Runs of `waves.laws`
-       scale:str|None=None # As in `f1`
-      )->Verdict:
+def f4(df: pd.DataFrame,  # Runs of `waves.laws`
+       scale: str | None = None  # As in `f1`
+      ) -> Verdict:
     "Does the tangent kernel predict the measured change of the spectrum, and does it vanish at high frequency?"
-    parts = {k:('✅' if g.agree.all() and g.vanishes.all() else '❌' if (g.agree.mean()<.5 or g.vanishes.mean()<.5) else '➖') for k,g in df.groupby('name', sort=False)}
-    said = '; '.join(f'{k} {int(g.agree.sum())} of {len(g)} agree (relative error up to {g.error.max():.1g}; {g.control.median():.1g} for the kernel of another network), {int(g.vanishes.sum())} vanish (upper half of the frequencies / lowest sixteenth: up to {g.decay.max():.2g})' for k,g in df.groupby('name', sort=False))
+    parts = {k: ('✅' if g.agree.all() and g.vanishes.all() else '❌' if (g.agree.mean() < .5 or g.vanishes.mean() < .5) else '➖') for k, g in df.groupby('name', sort=False)}
+    said = '; '.join(f'{k} {int(g.agree.sum())} of {len(g)} agree (relative error up to {g.error.max():.1g}; {g.control.median():.1g} for the kernel of another network), {int(g.vanishes.sum())} vanish (upper half of the frequencies / lowest sixteenth: up to {g.decay.max():.2g})' for k, g in df.groupby('name', sort=False))
     return Verdict('F4', 'The tangent-kernel law predicts the measured change of the spectrum, and vanishes at high frequency', worst(parts.values()), said, df.seed.nunique(), get_scale(scale),
                    **_weakest([_effect('runs that follow the law and vanish', _share((df.agree & df.vanishes).sum(), len(df)), '%', null=50.)]))
 
 # %% ../nbs/60_claims.ipynb #84b90ca5
-def _both(df, a, b, value, f=lambda v: v): # Runs of `waves.pictures` that reached 100% → `f(value)` of start `a` minus that of `b`, pair by pair
-    on = ['model','task.dataset','task.n_train','seed']
+def _both(df, a, b, value, f=lambda v: v):  # Runs of `waves.pictures` that reached 100% → `f(value)` of start `a` minus that of `b`, pair by pair
+    on = ['model', 'task.dataset', 'task.n_train', 'seed']
     w = df[df.reached.astype(bool)].pivot(index=on, columns='labels', values=value)
-    return (f(w[a])-f(w[b])).dropna() if {a,b}<=set(w) else pd.Series(dtype=float)
+    return (f(w[a]) - f(w[b])).dropna() if {a, b} <= set(w) else pd.Series(dtype=float)
 
-def _contrast(d, digits=1): # Differences → interval over seeds with its verdict, or `None`, and how it is said
+def _contrast(d, digits=1):  # Differences → interval over seeds with its verdict, or `None`, and how it is said
     by = d.groupby('seed').mean() if len(d) else d   # networks of a seed share images: a seed is one observation
-    if len(by)<2: return None,f'{len(d)} pairs in which both reached 100%'
-    o,own = interval(by),[interval(g) for _,g in d.groupby(['model','task.dataset'], sort=False) if len(g)>1]
-    v,up,down = sign_verdict(o['lo'], o['hi']),sum(g['lo']>0 for g in own),sum(g['hi']<0 for g in own)
-    o['verdict'] = '➖' if (v=='✅' and down) or (v=='❌' and up) else v
-    return o,f'{_pm(o, digits)} ({len(d)} pairs; of {len(own)} networks by themselves, {up} above zero and {down} below)'
+    if len(by) < 2: return None, f'{len(d)} pairs in which both reached 100%'
+    o, own = interval(by), [interval(g) for _, g in d.groupby(['model', 'task.dataset'], sort=False) if len(g) > 1]
+    v, up, down = sign_verdict(o['lo'], o['hi']), sum(g['lo'] > 0 for g in own), sum(g['hi'] < 0 for g in own)
+    o['verdict'] = '➖' if (v == '✅' and down) or (v == '❌' and up) else v
+    return o, f'{_pm(o, digits)} ({len(d)} pairs; of {len(own)} networks by themselves, {up} above zero and {down} below)'
 
 # %% ../nbs/60_claims.ipynb #e73cee03
-def f5(df:pd.DataFrame, # Runs of `waves.pictures`
-       scale:str|None=None # As in `f1`
-      )->Verdict:
+def f5(df: pd.DataFrame,  # Runs of `waves.pictures`
+       scale: str | None = None  # As in `f1`
+      ) -> Verdict:
     "Does pre-training on random labels lower test accuracy at 100% training accuracy, and on swapped labels not?"
-    o = {(a,b):_contrast(_both(df, a, b, 'test_accuracy', lambda v: 100*v)) for a,b in (('random','none'),('swapped','none'),('swapped','random'))}
-    v = {k:c[0] and c[0]['verdict'] for k,c in o.items()}
-    flip = {'✅':'❌', '❌':'✅', '➖':'➖'}
-    ok = '➖' if None in v.values() else worst([flip[v['random','none']], '❌' if v['swapped','none']=='❌' else '✅', v['swapped','random']])
+    o = {(a, b): _contrast(_both(df, a, b, 'test_accuracy', lambda v: 100 * v)) for a, b in (('random', 'none'), ('swapped', 'none'), ('swapped', 'random'))}
+    v = {k: c[0] and c[0]['verdict'] for k, c in o.items()}
+    flip = {'✅': '❌', '❌': '✅', '➖': '➖'}
+    ok = '➖' if None in v.values() else worst([flip[v['random', 'none']], '❌' if v['swapped', 'none'] == '❌' else '✅', v['swapped', 'random']])
     left = int((~df.reached.astype(bool)).sum())
     return Verdict('F5', 'Random-label pre-training lowers test accuracy at 100% training accuracy; consistently swapped labels do not', ok,
-                   'test accuracy in points, mean over networks and data, interval over seeds: ' + '; '.join(f'{a} − {b} {s}' for (a,b),(_,s) in o.items()) + f'; {left} of {len(df)} runs did not reach 100% and do not count', df.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect('none − random', o['random','none'][0], sign=-1), _not_worse('swapped − none', o['swapped','none'][0], v['swapped','none']), _effect('swapped − random', o['swapped','random'][0])]))
+                   'test accuracy in points, mean over networks and data, interval over seeds: ' + '; '.join(f'{a} − {b} {s}' for (a, b), (_, s) in o.items()) + f'; {left} of {len(df)} runs did not reach 100% and do not count', df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect('none − random', o['random', 'none'][0], sign=-1), _not_worse('swapped − none', o['swapped', 'none'][0], v['swapped', 'none']), _effect('swapped − random', o['swapped', 'random'][0])]))
 
 # %% ../nbs/60_claims.ipynb #a31be8ae
-def f6(df:pd.DataFrame, # Runs of `waves.pictures`
-       scale:str|None=None # As in `f1`
-      )->Verdict:
+def f6(df: pd.DataFrame,  # Runs of `waves.pictures`
+       scale: str | None = None  # As in `f1`
+      ) -> Verdict:
     "Do random labels widen the histogram of the gradients at the pixels, before and after the right labels?"
-    asks = {'before, against swapped labels':('swapped','width0'), 'after, against none':('none','width1'), 'after, against swapped labels':('swapped','width1')}
-    o = {k:_contrast(_both(df, 'random', b, w, np.log2), 2) for k,(b,w) in asks.items()}
+    asks = {'before, against swapped labels': ('swapped', 'width0'), 'after, against none': ('none', 'width1'), 'after, against swapped labels': ('swapped', 'width1')}
+    o = {k: _contrast(_both(df, 'random', b, w, np.log2), 2) for k, (b, w) in asks.items()}
     v = [c[0] and c[0]['verdict'] for c in o.values()]
     return Verdict('F6', 'Histograms of the gradients at the inputs widen with random-label pre-training', '➖' if None in v else worst(v),
-                   'width after random labels, in powers of 2, mean over networks and data, interval over seeds: ' + '; '.join(f'{k} {s}' for k,(_,s) in o.items()), df.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect(f'width, {k}', c[0], 'powers of 2') for k,c in o.items()]))
+                   'width after random labels, in powers of 2, mean over networks and data, interval over seeds: ' + '; '.join(f'{k} {s}' for k, (_, s) in o.items()), df.seed.nunique(), get_scale(scale),
+                   **_weakest([_effect(f'width, {k}', c[0], 'powers of 2') for k, c in o.items()]))
 
 # %% ../nbs/60_claims.ipynb #6311fc83
-def _sides(df, act, value, f=lambda v: v): # Labelled runs of `waves.minima` → high minus low, signal by signal; interval over the networks that they began with
-    names = dict(relu=_fast(df), gaussian=('gaussian','gaussian low'))[act]
-    high,low = (f(df[df.kind==k].set_index('signal.freqs')[value]) for k in names)
-    d = (high-low).dropna()
+def _sides(df, act, value, f=lambda v: v):  # Labelled runs of `waves.minima` → high minus low, signal by signal; interval over the networks that they began with
+    names = dict(relu=_fast(df), gaussian=('gaussian', 'gaussian low'))[act]
+    high, low = (f(df[df.kind == k].set_index('signal.freqs')[value]) for k in names)
+    d = (high - low).dropna()
     return _several(d.groupby(df.groupby('signal.freqs').seed.first()).mean().dropna())   # signals share a few networks: a seed is one observation
 
-def _log10(v): return np.log10(v.where(v>0))   # away from a minimum a trace can be negative
+def _log10(v): return np.log10(v.where(v > 0))   # away from a minimum a trace can be negative
 
-def f7(df:pd.DataFrame, # From `waves.label` of runs of `waves.minima`
-       scale:str|None=None, # As in `f1`
-       most:float=.001 # As in `f1`; less is left here: a Hessian away from a minimum says little
-      )->Verdict:
+def f7(df: pd.DataFrame,  # From `waves.label` of runs of `waves.minima`
+       scale: str | None = None,  # As in `f1`
+       most: float = .001  # As in `f1`; less is left here: a Hessian away from a minimum says little
+      ) -> Verdict:
     "For Gaussian networks, does the worse generalizer, with the higher frequencies, sit in the flatter minimum?"
-    d = _fitted(df.assign(error=100*df.error), most)
-    def of(act): return {k:_sides(d, act, k, f) for k,f in (('error',lambda v: v),('centroid0',lambda v: v),('trace',_log10),('top',_log10))}
+    d = _fitted(df.assign(error=100 * df.error), most)
+    def of(act): return {k: _sides(d, act, k, f) for k, f in (('error', lambda v: v), ('centroid0', lambda v: v), ('trace', _log10), ('top', _log10))}
     def say(o): return f'error {_told(o["error"])} points, centroid before {_told(o["centroid0"], 2)}, trace × 10^{_told(o["trace"], 2)}, largest eigenvalue × 10^{_told(o["top"], 2)}'
-    g,r = of('gaussian'),of('relu') if df.kind.str.startswith('relu').any() else None
-    both = set.intersection(*(set(d[d.kind==k]['signal.freqs']) for k in ('gaussian','gaussian low')))
-    return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst([*(_sure(g[k]) for k in ('error','centroid0')), *(_sure(g[k], -1) for k in ('trace','top'))]),
+    g, r = of('gaussian'), of('relu') if df.kind.str.startswith('relu').any() else None
+    both = set.intersection(*(set(d[d.kind == k]['signal.freqs']) for k in ('gaussian', 'gaussian low')))
+    return Verdict('F7', 'For Gaussian networks the worse generalizer, which started with higher frequencies, sits in the flatter minimum', worst([*(_sure(g[k]) for k in ('error', 'centroid0')), *(_sure(g[k], -1) for k in ('trace', 'top'))]),
                    f'high minus low bandwidth, {len(both)} of {df["signal.freqs"].nunique()} signals (both Gaussian networks leave at most {100*most:g}% of the signal unlearned), interval over {d.seed.nunique()} networks that they share: Gaussian {say(g)}'
                    + (f'; ReLU {say(r)}' if r else ''), d.seed.nunique(), get_scale(scale),
-                   **_weakest([_effect('error, high − low', g['error'], '%'), _effect('centroid, high − low', g['centroid0'], 'cycles'), *(_effect(f'{k}, low − high', g[v], 'powers of 10', -1) for k,v in (('trace','trace'),('largest eigenvalue','top')))]))
+                   **_weakest([_effect('error, high − low', g['error'], '%'), _effect('centroid, high − low', g['centroid0'], 'cycles'), *(_effect(f'{k}, low − high', g[v], 'powers of 10', -1) for k, v in (('trace', 'trace'), ('largest eigenvalue', 'top')))]))

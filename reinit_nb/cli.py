@@ -9,11 +9,18 @@ __all__ = ['MOST', 'STUDIES', 'MARKER', 'FORMAT', 'Usage', 'Parser', 'command', 
            'reinit_claims', 'report_parser', 'reinit_report', 'bench_parser', 'reinit_bench']
 
 # %% ../nbs/70_cli.ipynb #8689d857
-import argparse,json,os,sys,textwrap,time,warnings
+import argparse
+import json
+import os
+import sys
+import textwrap
+import time
+import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+
 from . import __version__
 
 # %% ../nbs/70_cli.ipynb #a70f0002
@@ -23,8 +30,8 @@ class _Later:
     def __getattr__(self, k): return getattr(import_module(self._name), k)
 
 pd = _Later('pandas')
-core,claims,reinit,report,scorecard,study,sweep = (_Later(f'reinit_nb.{o}') for o in ('core','claims','reinit','report','scorecard','study','sweep'))
-_SCALES = ('smoke','laptop','paper')
+core, claims, reinit, report, scorecard, study, sweep = (_Later(f'reinit_nb.{o}') for o in ('core', 'claims', 'reinit', 'report', 'scorecard', 'study', 'sweep'))
+_SCALES = ('smoke', 'laptop', 'paper')
 
 # %% ../nbs/70_cli.ipynb #ac2f251a
 _codes = '''exit code: {}
@@ -49,30 +56,30 @@ class Parser(argparse.ArgumentParser):
 # %% ../nbs/70_cli.ipynb #743f8ccd
 def _say(text): print(text, file=sys.stderr, flush=True)
 
-def _to_json(x)->str: # Text of JSON, numbers that are none as null
+def _to_json(x) -> str:  # Text of JSON, numbers that are none as null
     def plain(v):
         if isinstance(v, pd.DataFrame): return json.loads(v.to_json(orient='records', double_precision=12))
-        if isinstance(v, dict): return {k:plain(o) for k,o in v.items()}
-        return [plain(o) for o in v] if isinstance(v, (list,tuple)) else v
+        if isinstance(v, dict): return {k: plain(o) for k, o in v.items()}
+        return [plain(o) for o in v] if isinstance(v, (list, tuple)) else v
     return json.dumps(plain(x), indent=1, ensure_ascii=False)
 
-def _no_traceback(prog, e): # What to say of an error that nobody expected
+def _no_traceback(prog, e):  # What to say of an error that nobody expected
     if os.environ.get('REINIT_DEBUG'): raise e
     text = ' '.join(str(e).split()) or 'no message'
     _say(f'{prog}: failed: {type(e).__name__}: {text} (REINIT_DEBUG=1 shows where)')
     return 1
 
 # %% ../nbs/70_cli.ipynb #7b68a0b5
-def _close_pipe(): # Nobody reads any more; Python must not complain about that when it ends
+def _close_pipe():  # Nobody reads any more; Python must not complain about that when it ends
     try: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError): pass
     return 0
 
-def command(p:Parser, # Arguments
-            run:Callable, # Takes what was parsed; gives an exit code, or nothing for 0
-            argv:list|None=None, # Default: those of the command line
-            bare:bool=False # Runs without any argument; else that shows the help
-           )->int: # Exit code
+def command(p: Parser,  # Arguments
+            run: Callable,  # Takes what was parsed; gives an exit code, or nothing for 0
+            argv: list | None = None,  # Default: those of the command line
+            bare: bool = False  # Runs without any argument; else that shows the help
+           ) -> int:  # Exit code
     "Parse, run, and report what went wrong in a line"
     os.environ.setdefault('MPLBACKEND', 'Agg')   # a command opens no windows
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -89,7 +96,8 @@ def command(p:Parser, # Arguments
     except SystemExit as e: return int(e.code or 0)   # --help and --version end so
     except Exception as e:
         if not isinstance(e, core.ReinitError): return _no_traceback(p.prog, e)
-        _say(f'{p.prog}: {" ".join(str(e).split())}'); return 2
+        _say(f'{p.prog}: {" ".join(str(e).split())}')
+        return 2
 
 # %% ../nbs/70_cli.ipynb #29e6c46e
 MOST = 10_000   # seeds
@@ -121,9 +129,9 @@ examples:
 Ctrl-C stops at any time; the same command goes on from there.'''
 
 # %% ../nbs/70_cli.ipynb #fb387ff5
-def parser()->argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     "All arguments of `reinit_repro`, with help"
-    names = '\n'.join(textwrap.fill(v, 100, initial_indent=f'  {k:<12}', subsequent_indent=' '*14) for k,v in STUDIES.items())
+    names = '\n'.join(textwrap.fill(v, 100, initial_indent=f'  {k:<12}', subsequent_indent=' ' * 14) for k, v in STUDIES.items())
     p = Parser('reinit_repro', _about.format(studies=names), _after)
     p.add_argument('study', nargs='?', help=f'which study: {", ".join(STUDIES)}')
     p.add_argument('--scale', metavar='|'.join(_SCALES), help='how big (default: the environment variable REINIT_SCALE, else laptop)')
@@ -133,72 +141,72 @@ def parser()->argparse.ArgumentParser:
     return p.json()
 
 # %% ../nbs/70_cli.ipynb #606c5bd1
-MARKER,FORMAT = 'study.json',1
+MARKER, FORMAT = 'study.json', 1
 
-def marker(name:str, # Study
-           scale:str, # Scale
-           **kw # Anything else worth keeping
-          )->str: # JSON
+def marker(name: str,  # Study
+           scale: str,  # Scale
+           **kw  # Anything else worth keeping
+          ) -> str:  # JSON
     "What stands in `study.json`"
-    return json.dumps(dict(study=name, format=FORMAT, reinit_nb=__version__, scale=scale) | kw, indent=1, ensure_ascii=False)+'\n'
+    return json.dumps(dict(study=name, format=FORMAT, reinit_nb=__version__, scale=scale) | kw, indent=1, ensure_ascii=False) + '\n'
 
 def _check_marker(out, name):
     "The text of our marker in folder `out`, if study `name` may be written there"
     way_out = f'choose another --out, or remove {out}'
-    try: text = (out/MARKER).read_text(encoding='utf-8'); found = json.loads(text); what = found['study'],found['format'],found['reinit_nb']
+    try: text = (out / MARKER).read_text(encoding='utf-8'); found = json.loads(text); what = found['study'], found['format'], found['reinit_nb']
     except (OSError, ValueError, KeyError, TypeError): raise core.ReinitError(f'--out {out}: its {MARKER} is damaged or not ours; {way_out}') from None
-    if what[1:]!=(FORMAT, __version__):
+    if what[1:] != (FORMAT, __version__):
         raise core.ReinitError(f'--out {out} was made by another version (reinit_nb {what[2]}, format {what[1]}; this is {__version__}, format {FORMAT}); {way_out}')
-    if what[0]!=name: raise core.ReinitError(f'--out {out} holds the study {what[0]!r}; {way_out}')
+    if what[0] != name: raise core.ReinitError(f'--out {out} holds the study {what[0]!r}; {way_out}')
     return text
 
 # %% ../nbs/70_cli.ipynb #04d521f3
-def check_out(out, # Folder
-              name:str # Study to be written there
-             )->str|None: # Text of our marker, if it is there already
+def check_out(out,  # Folder
+              name: str  # Study to be written there
+             ) -> str | None:  # Text of our marker, if it is there already
     "Raise an error if folder `out` cannot take the results of study `name`; changes nothing"
     out = Path(out)
     try:
         if out.exists() and not out.is_dir(): raise core.ReinitError(f'--out {out} is a file; name a folder')
-        found = sorted(o.name for o in out.iterdir() if o.name[0]!='.') if out.exists() else []
+        found = sorted(o.name for o in out.iterdir() if o.name[0] != '.') if out.exists() else []
     except OSError as e: raise core.ReinitError(f'--out {out} cannot be read: {e.strerror}') from e
     if MARKER in found: return _check_marker(out, name)
-    more = f' and {len(found)-3} more' if len(found)>3 else ''
+    more = f' and {len(found)-3} more' if len(found) > 3 else ''
     if found: raise core.ReinitError(f'--out {out} is occupied by {", ".join(found[:3])}{more}, and has no {MARKER} of ours; name a new or an empty folder')
 
 # %% ../nbs/70_cli.ipynb #c40ff3f7
-def prepare(args # From `parser`
-           )->tuple: # Store and folder: where runs are kept, and where results go
+def prepare(args  # From `parser`
+           ) -> tuple:  # Store and folder: where runs are kept, and where results go
     "Check everything that can be checked before training, and mark the folder as ours"
-    out,store = Path(args.out).expanduser(),core.Store(args.runs)
+    out, store = Path(args.out).expanduser(), core.Store(args.runs)
     old = check_out(out, args.study)
-    if out.resolve()==store.root.resolve(): raise core.ReinitError(f'--out and --runs are both {out}; name two folders')
+    if out.resolve() == store.root.resolve(): raise core.ReinitError(f'--out and --runs are both {out}; name two folders')
     store.check_writable()
-    try: core.atomic_write(out/MARKER, old or marker(args.study, args.scale))   # also shows that it can be written
+    try: core.atomic_write(out / MARKER, old or marker(args.study, args.scale))   # also shows that it can be written
     except core.ReinitError as e: raise core.ReinitError(f'--out {out}: {e}; name another folder') from e
-    return store,out
+    return store, out
 
 # %% ../nbs/70_cli.ipynb #bc14806e
-def measure(recipes:dict, # Recipes of `table1` and `table5`
-            store, # `Store`: finished runs are taken from here, and new ones put here
-            scale:str # Of the recipes
-           )->Namespace: # Tidy runs `df1` and `df5`, tables `t1` and `t5`, `verdicts`, and how long it took
+def measure(recipes: dict,  # Recipes of `table1` and `table5`
+            store,  # `Store`: finished runs are taken from here, and new ones put here
+            scale: str  # Of the recipes
+           ) -> Namespace:  # Tidy runs `df1` and `df5`, tables `t1` and `t5`, `verdicts`, and how long it took
     "Run what is missing, and compute tables and verdicts"
     every = [r for o in recipes.values() for r in o]
-    start,new = time.perf_counter(),sum(r not in store for r in every)
-    df1,df5 = (sweep.run(rs, store, label=label) for rs,label in zip((recipes['table1'], recipes['table5']), ('Table 1','Table 5')))
-    took,training = time.perf_counter()-start,sum(store.record(r)['seconds'] or 0 for r in every)
-    return Namespace(df1=df1, df5=df5, t1=study.table1(df1), t5=study.table5(df5), verdicts=[f(df, scale=scale) for f,df in ((claims.r1,df1), (claims.r2,df1), (claims.r3,df5))],
+    start, new = time.perf_counter(), sum(r not in store for r in every)
+    df1, df5 = (sweep.run(rs, store, label=label) for rs, label in zip((recipes['table1'], recipes['table5']), ('Table 1', 'Table 5')))
+    took, training = time.perf_counter() - start, sum(store.record(r)['seconds'] or 0 for r in every)
+    return Namespace(df1=df1, df5=df5, t1=study.table1(df1), t5=study.table5(df5), verdicts=[f(df, scale=scale) for f, df in ((claims.r1, df1), (claims.r2, df1), (claims.r3, df5))],
                      n=len(every), new=new, took=took, training=training)
 
 # %% ../nbs/70_cli.ipynb #03c6e40e
 def _best(t, by, name, fmt):
     "Who is best in each row of a table, in words"
     top = t.loc[t.groupby(by)['mean'].idxmax()]
-    return '; '.join(f'{name} = {r[by]:g}: {r["method"]} is best with {r["mean"]:{fmt}} (paper: {r["paper"]:{fmt}})' for _,r in top.iterrows())
+    return '; '.join(f'{name} = {r[by]:g}: {r["method"]} is best with {r["mean"]:{fmt}} (paper: {r["paper"]:{fmt}})' for _, r in top.iterrows())
 
-def figures(res:Namespace # From `measure`
-           )->dict: # By name: the figure, and its alternative text
+def figures(res: Namespace  # From `measure`
+           ) -> dict:  # By name: the figure, and its alternative text
     "The figures of the synthetic study"
     return dict(table1=(study.plot_table1(res.t1), f"Test accuracy in percent for each method and signal strength, ours and the paper's. {_best(res.t1, 'alpha', 'α', '.1f')}."),
                 table5=(study.plot_table5(res.t5), f"Test accuracy over the L2 penalty for each method, ours and the paper's. {_best(res.t5, 'l2', 'penalty', '.2f')}."),
@@ -208,28 +216,28 @@ def figures(res:Namespace # From `measure`
 def _values(v):
     "Distinct values in a few words"
     v = list(dict.fromkeys('–' if o is None else str(o) for o in v))
-    return ', '.join(v) if len(v)<=8 else f'{v[0]}, {v[1]}, … {v[-1]} ({len(v)} values)'
+    return ', '.join(v) if len(v) <= 8 else f'{v[0]}, {v[1]}, … {v[-1]} ({len(v)} values)'
 
-def recipe_fields(recipes:dict # Lists of recipes by table
-                 )->object: # DataFrame: one row per field, one column per table
+def recipe_fields(recipes: dict  # Lists of recipes by table
+                 ) -> object:  # DataFrame: one row per field, one column per table
     "What was run, field by field"
-    cols = {k:{f:_values(core.flat(r).get(f) for r in rs) for f in core.flat(rs[0])} for k,rs in recipes.items()}
+    cols = {k: {f: _values(core.flat(r).get(f) for r in rs) for f in core.flat(rs[0])} for k, rs in recipes.items()}
     return pd.DataFrame(cols).fillna('–').rename_axis('field').reset_index()
 
 # %% ../nbs/70_cli.ipynb #a955a888
-def seconds(s:float)->str:
+def seconds(s: float) -> str:
     "A time for people"
-    return f'{s:.1f} s' if s<10 else f'{s:.0f} s' if s<100 else f'{s/60:.1f} min'
+    return f'{s:.1f} s' if s < 10 else f'{s:.0f} s' if s < 100 else f'{s/60:.1f} min'
 
-def how_run(res:Namespace, # From `measure`
-            runs, # DataFrame of all runs with provenance
-            args:Namespace # From `parser`
-           )->object: # DataFrame with columns what, value
+def how_run(res: Namespace,  # From `measure`
+            runs,  # DataFrame of all runs with provenance
+            args: Namespace  # From `parser`
+           ) -> object:  # DataFrame with columns what, value
     "Scale, seeds, time, versions and machine"
     dates = f'{runs["date"].min()} to {runs["date"].max()}'
     rows = dict(scale=args.scale, seeds=_values([*res.t1['n'], *res.t5['n']]), runs=f'{res.n}, of which {res.new} were run by the last call',
-                time=f'{seconds(res.took)} for the last call, {seconds(res.training)} of training in all') | {k:_values(runs[k]) for k in core.PROVENANCE if k!='date'} | dict(date=dates)
-    return pd.DataFrame(rows.items(), columns=['what','value'])
+                time=f'{seconds(res.took)} for the last call, {seconds(res.training)} of training in all') | {k: _values(runs[k]) for k in core.PROVENANCE if k != 'date'} | dict(date=dates)
+    return pd.DataFrame(rows.items(), columns=['what', 'value'])
 
 # %% ../nbs/70_cli.ipynb #397dbd62
 _intro = ('The label of an example is spelled by 3 coordinates, times the signal strength α; 125 others are noise. With 256 examples a network can reach 100% training accuracy without looking at the signal, so '
@@ -237,23 +245,23 @@ _intro = ('The label of an example is spelled by 3 coordinates, times the signal
           'All methods train the same network for the same number of steps. They differ in what they redraw between rounds.')
 _cells = "Cells read: ours ± half the width of the 95% interval (the paper's)."
 _names = dict(alpha='α', l2='L2 penalty', lo='95% from', hi='95% to', paper_err='paper ±', diff='difference', train='train accuracy')
-_words = {'✅':'✅ holds', '❌':'❌ fails', '➖':'➖ open'}   # not every machine can draw the signs
+_words = {'✅': '✅ holds', '❌': '❌ fails', '➖': '➖ open'}   # not every machine can draw the signs
 
 def _table(name, t, about, img):
     "A section for a table: as the paper prints it, as a figure, and in full"
     full = report.table_html(t.rename(columns=_names), f'{name} in full; click a header to sort')
-    return name,report.prose(about, _cells),report.table_html(study.wide(t)),img,report.details('All numbers', full)
+    return name, report.prose(about, _cells), report.table_html(study.wide(t)), img, report.details('All numbers', full)
 
-def results_page(res:Namespace, # From `measure`
-                 figs:dict, # From `figures`
-                 how, # DataFrame from `how_run`
-                 fields # DataFrame from `recipe_fields`
-                )->str: # HTML
+def results_page(res: Namespace,  # From `measure`
+                 figs: dict,  # From `figures`
+                 how,  # DataFrame from `how_run`
+                 fields  # DataFrame from `recipe_fields`
+                ) -> str:  # HTML
     "The whole study on one page"
-    img = {k:report.figure_html(*v) for k,v in figs.items()}
-    smoke = how['value'][0]=='smoke'
-    return report.page('Reinitialization on a synthetic task', report.prose(*_intro, *['This is a smoke run: it shows that everything works, and its numbers mean nothing.']*smoke),
-        report.table_html(pd.DataFrame(reinit.METHODS.items(), columns=['method','between rounds'])),
+    img = {k: report.figure_html(*v) for k, v in figs.items()}
+    smoke = how['value'][0] == 'smoke'
+    return report.page('Reinitialization on a synthetic task', report.prose(*_intro, *['This is a smoke run: it shows that everything works, and its numbers mean nothing.'] * smoke),
+        report.table_html(pd.DataFrame(reinit.METHODS.items(), columns=['method', 'between rounds'])),
         ('Verdicts', report.prose('What the paper claims, and whether it holds in these runs; open is what they cannot decide.'), report.table_html(claims.scorecard(res.verdicts).replace(dict(verdict=_words)))),
         _table('Table 1', res.t1, 'Test accuracy in percent, for three signal strengths α.', img['table1']),
         _table('Table 5', res.t5, 'Test accuracy as a fraction, with an L2 penalty on the weights.', img['table5']),
@@ -263,31 +271,31 @@ def results_page(res:Namespace, # From `measure`
         footer=f'Made by reinit_nb {__version__}. This file needs no connection.')
 
 # %% ../nbs/70_cli.ipynb #16be7e09
-def write_results(res:Namespace, # From `measure`
-                  recipes:dict, # Recipes of `table1` and `table5`
-                  out:Path, # Folder
-                  args:Namespace # From `parser`
+def write_results(res: Namespace,  # From `measure`
+                  recipes: dict,  # Recipes of `table1` and `table5`
+                  out: Path,  # Folder
+                  args: Namespace  # From `parser`
                  ):
     "Write tables, runs, figures, page and marker to folder `out`, each atomically"
     runs = pd.concat([res.df1.assign(table='table1'), res.df5.assign(table='table5')])
-    for name,t in (('table1', res.t1), ('table5', res.t5)): core.atomic_write(out/f'{name}.csv', t.to_csv(index=False, float_format='%.6g', lineterminator='\n'))
-    core.save_results(runs, out/'runs.csv')
-    figs,how = figures(res),how_run(res, runs, args)
-    for k,(fig,_) in figs.items(): core.atomic_write(out/f'{k}.png', report.png(fig, dpi=150))
-    report.write_page(out/'index.html', results_page(res, figs, how, recipe_fields(recipes)))
-    core.atomic_write(out/MARKER, marker(args.study, args.scale, **{k:v for k,v in zip(how['what'], how['value']) if k not in ('scale','reinit_nb')}))
+    for name, t in (('table1', res.t1), ('table5', res.t5)): core.atomic_write(out / f'{name}.csv', t.to_csv(index=False, float_format='%.6g', lineterminator='\n'))
+    core.save_results(runs, out / 'runs.csv')
+    figs, how = figures(res), how_run(res, runs, args)
+    for k, (fig, _) in figs.items(): core.atomic_write(out / f'{k}.png', report.png(fig, dpi=150))
+    report.write_page(out / 'index.html', results_page(res, figs, how, recipe_fields(recipes)))
+    core.atomic_write(out / MARKER, marker(args.study, args.scale, **{k: v for k, v in zip(how['what'], how['value']) if k not in ('scale', 'reinit_nb')}))
     _close(figs)
 
 def _close(figs):
     import matplotlib.pyplot as plt
-    for fig,_ in figs.values(): plt.close(getattr(fig, 'flat', [fig])[0].figure)
+    for fig, _ in figs.values(): plt.close(getattr(fig, 'flat', [fig])[0].figure)
 
 # %% ../nbs/70_cli.ipynb #771482bf
-def show(res:Namespace # From `measure`
-        )->str: # Lines for a terminal
+def show(res: Namespace  # From `measure`
+        ) -> str:  # Lines for a terminal
     "Both tables and the verdicts"
     def block(title, t): return f'{title}: ours ± half of the 95% interval (the paper\'s)\n\n{report.text_table(study.wide(t))}\n'
-    def lines(v): return textwrap.fill(f'{v.verdict} {v.id} {v.claim}', 120, subsequent_indent='      ')+'\n'+textwrap.fill(v.measured, 120, initial_indent='      ', subsequent_indent='      ')
+    def lines(v): return textwrap.fill(f'{v.verdict} {v.id} {v.claim}', 120, subsequent_indent='      ') + '\n' + textwrap.fill(v.measured, 120, initial_indent='      ', subsequent_indent='      ')
     return '\n'.join([block('Table 1, test accuracy in %', res.t1), block('Table 5, test accuracy', res.t5), *map(lines, res.verdicts)])
 
 # %% ../nbs/70_cli.ipynb #f89ceb77
@@ -303,7 +311,7 @@ def _reproduce(args):
     "Prepare, run, write, and say where"
     args = _checked(args)
     recipes = dict(table1=study.table1_recipes(args.scale, args.seeds), table5=study.table5_recipes(args.scale, args.seeds))
-    store,out = prepare(args)
+    store, out = prepare(args)
     every = [r for o in recipes.values() for r in o]
     if new := sum(r not in store for r in every): _say(f'running {new} of {len(every)} runs at {args.scale} scale; finished ones are kept in {store.root} …')
     try: res = measure(recipes, store, args.scale)
@@ -311,14 +319,14 @@ def _reproduce(args):
         done = sum(r in store for r in every)
         raise KeyboardInterrupt(f'{done} of {len(every)} runs are finished and kept in {store.root}; the same command goes on from there') from None
     write_results(res, recipes, out, args)
-    if args.json: return print(_to_json(dict(study=args.study, scale=args.scale, reinit_nb=__version__, out=str(out), page=str(out/'index.html'), runs=res.n, new=res.new, seconds=round(res.took, 3),
+    if args.json: return print(_to_json(dict(study=args.study, scale=args.scale, reinit_nb=__version__, out=str(out), page=str(out / 'index.html'), runs=res.n, new=res.new, seconds=round(res.took, 3),
                                              verdicts=claims.scorecard(res.verdicts, numbers=True), table1=res.t1, table5=res.t5)))
-    if args.scale=='smoke': print('A smoke run: it shows that everything works, and its numbers mean nothing.\n')
+    if args.scale == 'smoke': print('A smoke run: it shows that everything works, and its numbers mean nothing.\n')
     print(f'{show(res)}\n\n{res.n} runs, {res.new} of them new, in {seconds(res.took)}. The results page: {out/"index.html"}')
 
 # %% ../nbs/70_cli.ipynb #e6f199d8
-def reinit_repro(argv:list|None=None # Arguments; default: those of the command line
-                )->int: # Exit code
+def reinit_repro(argv: list | None = None  # Arguments; default: those of the command line
+                ) -> int:  # Exit code
     "Re-run a study: the command `reinit_repro`"
     return command(parser(), _reproduce, argv)
 
@@ -338,7 +346,7 @@ examples:
   reinit_frozen model.pth --arch resnet50 --max-share 0.1"""
 
 # %% ../nbs/70_cli.ipynb #d7402d3e
-def frozen_parser()->argparse.ArgumentParser:
+def frozen_parser() -> argparse.ArgumentParser:
     "All arguments of `reinit_frozen`, with help"
     p = Parser('reinit_frozen', _frozen_about, _frozen_after, 'more is frozen than --max-share, or the run failed')
     p.add_argument('file', nargs='?', metavar='FILE', help='the checkpoint')
@@ -354,15 +362,15 @@ def frozen_parser()->argparse.ArgumentParser:
 # %% ../nbs/70_cli.ipynb #3fecb40f
 def _option(text):
     "`width=0.5` as a name and a value"
-    k,eq,v = text.partition('=')
+    k, eq, v = text.partition('=')
     if not eq or not k.isidentifier(): raise core.ReinitError(f'--option {text!r} should be KEY=VALUE, such as width=0.5')
-    try: return k,json.loads(v)
-    except ValueError: return k,{'True':True, 'False':False, 'None':None}.get(v, v)
+    try: return k, json.loads(v)
+    except ValueError: return k, {'True': True, 'False': False, 'None': None}.get(v, v)
 
 def _frozen_args(a):
     "Arguments of `reinit_frozen`, checked one by one"
     if a.arch is None: raise core.ReinitError('which network? Give --arch, such as --arch resnet18 (see reinit_frozen --help)')
-    if a.file is None and a.arch!='resnet50_imagenet': raise core.ReinitError('which file? Name a checkpoint (see reinit_frozen --help)')
+    if a.file is None and a.arch != 'resnet50_imagenet': raise core.ReinitError('which file? Name a checkpoint (see reinit_frozen --help)')
     core.check_number('--cutoff', a.cutoff, 0, lo_open=True)
     if a.size is not None: core.check_number('--size', a.size, 1, integer=True)
     if a.max_share is not None: core.check_number('--max-share', a.max_share, 0, 1)
@@ -375,20 +383,20 @@ def _frozen_model(a):
     from reinit_nb.frozen import load_arch, read_state
     from reinit_nb.models import input_shape, resnet50_imagenet
     _say(f'reading {a.file or "the ImageNet weights of REINIT_DATA"} …')
-    if a.arch=='resnet50_imagenet': net = resnet50_imagenet(a.file)
+    if a.arch == 'resnet50_imagenet': net = resnet50_imagenet(a.file)
     else:
         state = read_state(a.file)
         try: net = load_arch(a.arch, state, **a.options)
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as e:   # of whoever wrote the network
             if not a.options or isinstance(e, core.ReinitError): raise
             raise core.ReinitError(f'{a.arch} cannot be built with --option {" ".join(a.option)}: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else "no message"}') from e
-    return net,None if a.size is None else input_shape(net, a.size)
+    return net, None if a.size is None else input_shape(net, a.size)
 
 def _frozen_show(df, totals):
     "Layers with something frozen or small, and the totals"
-    some = df[(df.frozen>0) | (df.double>0) | (df.triple>0)].drop(columns=['kind','role','weights'])
+    some = df[(df.frozen > 0) | (df.double > 0) | (df.triple > 0)].drop(columns=['kind', 'role', 'weights'])
     t = totals.iloc[0]
-    lines = [report.text_table(some.assign(share=some.share.map('{:.2%}'.format)))+'\n'] if len(some) else []
+    lines = [report.text_table(some.assign(share=some.share.map('{:.2%}'.format))) + '\n'] if len(some) else []
     return '\n'.join([*lines, f'{int(t.frozen)} of {int(t.filters)} filters are mutually frozen ({t.frozen_share:.2%}); double-frozen weights {int(t.double)}, triple-frozen {int(t.triple)}; '
                       f'{int(t.distinct)} of {int(t.weights)} weights ({t.share:.2%}) are in one of them'])
 
@@ -396,7 +404,7 @@ def _frozen_show(df, totals):
 def _frozen_run(a):
     "Read, trace, count, print; gives the exit code"
     a = _frozen_args(a)
-    net,x = _frozen_model(a)
+    net, x = _frozen_model(a)
     from reinit_nb.frozen import frozen_totals, mutually_frozen, wiring
     _say('looking which layer reads which …')
     w = wiring(net, x)
@@ -409,10 +417,10 @@ def _frozen_run(a):
     totals = frozen_totals(df)
     if a.json: print(_to_json(dict(file=a.file, arch=a.arch, cutoff=a.cutoff, bias=not a.no_bias, reinit_nb=__version__, totals=json.loads(totals.to_json(orient='records'))[0], layers=df)))
     else: print(_frozen_show(df, totals))
-    return int(a.max_share is not None and totals.share[0]>a.max_share)
+    return int(a.max_share is not None and totals.share[0] > a.max_share)
 
-def reinit_frozen(argv:list|None=None # Arguments; default: those of the command line
-                 )->int: # Exit code
+def reinit_frozen(argv: list | None = None  # Arguments; default: those of the command line
+                 ) -> int:  # Exit code
     "Count the mutually frozen weights in a file: the command `reinit_frozen`"
     return command(frozen_parser(), _frozen_run, argv)
 
@@ -436,9 +444,9 @@ _PAPERS = dict(reinit='The Impact of Reinitialization on Generalization in Convo
                freezing='Coil & Cheney 2025, What Makes Freezing Layers in Deep Neural Networks Effective?',
                fourier='Ramasinghe et al. 2023, How Much Does Initialization Affect Generalization?')   # as in `scorecard`, which the help does not wait for
 
-def claims_parser()->argparse.ArgumentParser:
+def claims_parser() -> argparse.ArgumentParser:
     "All arguments of `reinit_claims`, with help"
-    names = '\n'.join(textwrap.fill(v, 100, initial_indent=f'  {k:<12}', subsequent_indent=' '*14) for k,v in _PAPERS.items())
+    names = '\n'.join(textwrap.fill(v, 100, initial_indent=f'  {k:<12}', subsequent_indent=' ' * 14) for k, v in _PAPERS.items())
     p = Parser('reinit_claims', _claims_about, _claims_after.format(papers=names))
     p.add_argument('ids', nargs='*', metavar='ID', help='claims to tell everything about, such as R1')
     p.add_argument('--paper', metavar='|'.join(_PAPERS), help='those of one paper')
@@ -455,33 +463,33 @@ def _wanted(a):
     a.scale = core.scale(a.scale)
     if a.paper is not None: core.check_choice('--paper', a.paper, scorecard.PAPERS)
     if a.verdict is not None: a.verdict = core.check_choice('--verdict', _WORDS.get(a.verdict, a.verdict), [*_WORDS.values(), *_WORDS])
-    keep = (t.id.isin(a.ids) | (not a.ids)) & ((t.paper==a.paper) | (a.paper is None))
+    keep = (t.id.isin(a.ids) | (not a.ids)) & ((t.paper == a.paper) | (a.paper is None))
     if not keep.any(): raise core.ReinitError(f'none of {", ".join(a.ids)} is a claim of --paper {a.paper}')
     return list(t.id[keep])
 
 # %% ../nbs/70_cli.ipynb #d97b514f
-def _sign(verdict): # With a word; the word alone where the terminal cannot write the sign
+def _sign(verdict):  # With a word; the word alone where the terminal cannot write the sign
     word = scorecard.WORDS[verdict]
     try: verdict.encode(sys.stdout.encoding or 'utf-8'); return f'{verdict} {word}'
     except UnicodeEncodeError: return word
 
-def _claim_line(r): # A line of at most 110 columns, and one below it
+def _claim_line(r):  # A line of at most 110 columns, and one below it
     what = '; '.join(filter(None, (r.measure, scorecard.counted(r), f'{r["scale"]} scale')))
-    return [f'  {_sign(r.verdict):<16}{r.id:<4}{r.short:<45}{scorecard.amount(r):<34}{scorecard.theirs(r):>7}'.rstrip(), textwrap.fill(what, 118, initial_indent=' '*22, subsequent_indent=' '*22)]
+    return [f'  {_sign(r.verdict):<16}{r.id:<4}{r.short:<45}{scorecard.amount(r):<34}{scorecard.theirs(r):>7}'.rstrip(), textwrap.fill(what, 118, initial_indent=' ' * 22, subsequent_indent=' ' * 22)]
 
-def claim_lines(df # DataFrame from `scorecard.table`
-               )->str:
+def claim_lines(df  # DataFrame from `scorecard.table`
+               ) -> str:
     "Two lines for each claim, by paper: verdict, claim, effect and the paper's; what was measured, on how many, at which scale"
     lines = [f'{"":<67}{"effect that decides [95%]":<34}{"paper":>7}']
-    for k,g in df.groupby('paper', sort=False): lines += [scorecard.TITLES[k], *(o for _,r in g.iterrows() for o in _claim_line(r)), '']
+    for k, g in df.groupby('paper', sort=False): lines += [scorecard.TITLES[k], *(o for _, r in g.iterrows() for o in _claim_line(r)), '']
     return '\n'.join(lines)
 
 # %% ../nbs/70_cli.ipynb #294a02eb
-def _fill(name, text): # `name: text` in 100 columns
-    return textwrap.fill(text, 100, initial_indent=f'  {name:<11}', subsequent_indent=' '*13) if text else None
+def _fill(name, text):  # `name: text` in 100 columns
+    return textwrap.fill(text, 100, initial_indent=f'  {name:<11}', subsequent_indent=' ' * 13) if text else None
 
-def claim_text(r # Row of `scorecard.table`
-              )->str:
+def claim_text(r  # Row of `scorecard.table`
+              ) -> str:
     "Everything that is known about one claim"
     paper = f'{scorecard.theirs(r)} for the same; ' if pd.notna(r.theirs_value) else ''
     parts = [f'{_sign(r.verdict)} {r.id}  {r.short}', _fill('claim', r.claim), _fill('paper', f'{r["where"]} of {scorecard.PAPERS[r.paper]}'), _fill('they have', f'{paper}{r.theirs}'.strip('; ')),
@@ -489,26 +497,26 @@ def claim_text(r # Row of `scorecard.table`
     return '\n'.join(o for o in parts if o)
 
 # %% ../nbs/70_cli.ipynb #aa20f4bd
-def _scored(a, ids): # The table, where it is from, and its date if it comes with the package
+def _scored(a, ids):  # The table, where it is from, and its date if it comes with the package
     try: folder = scorecard.find_results(a.results, a.scale)
     except core.ReinitError:
-        if a.results is not None or a.scale!='laptop': raise
+        if a.results is not None or a.scale != 'laptop': raise
         df = scorecard.kept(ids)
         _say(f'there is no folder results/ here or above: this is the table that comes with reinit_nb {__version__}, from runs until {df.date.iloc[0]}')
-        return df.drop(columns='date'),f'the table of reinit_nb {__version__}',df.date.iloc[0]
-    if len(ids)>3: _say(f'judging {len(ids)} claims …')
-    return scorecard.table(folder, ids, a.scale, strict=bool(a.ids)),str(folder),None
+        return df.drop(columns='date'), f'the table of reinit_nb {__version__}', df.date.iloc[0]
+    if len(ids) > 3: _say(f'judging {len(ids)} claims …')
+    return scorecard.table(folder, ids, a.scale, strict=bool(a.ids)), str(folder), None
 
 def _claims_run(a):
     "Judge, choose, print"
-    df,source,date = _scored(a, _wanted(a))
-    if a.verdict: df = df[df.verdict==a.verdict]
-    if a.json: return print(_to_json(dict(reinit_nb=__version__, results=source, date=date, counts={k:int((df.verdict==v).sum()) for k,v in _WORDS.items()}, claims=df)))
+    df, source, date = _scored(a, _wanted(a))
+    if a.verdict: df = df[df.verdict == a.verdict]
+    if a.json: return print(_to_json(dict(reinit_nb=__version__, results=source, date=date, counts={k: int((df.verdict == v).sum()) for k, v in _WORDS.items()}, claims=df)))
     if not len(df): return print('no such claims')
-    print('\n\n'.join(claim_text(r) for _,r in df.iterrows()) if a.ids else f'{claim_lines(df)}\n{scorecard.headline(df)}')
+    print('\n\n'.join(claim_text(r) for _, r in df.iterrows()) if a.ids else f'{claim_lines(df)}\n{scorecard.headline(df)}')
 
-def reinit_claims(argv:list|None=None # Arguments; default: those of the command line
-                 )->int: # Exit code
+def reinit_claims(argv: list | None = None  # Arguments; default: those of the command line
+                 ) -> int:  # Exit code
     "What became of the claims: the command `reinit_claims`"
     return command(claims_parser(), _claims_run, argv, bare=True)
 
@@ -527,7 +535,7 @@ examples:
   reinit_report runs --out mine.html
   reinit_report --json > report.json"""
 
-def report_parser()->argparse.ArgumentParser:
+def report_parser() -> argparse.ArgumentParser:
     "All arguments of `reinit_report`, with help"
     p = Parser('reinit_report', _report_about, _report_after)
     p.add_argument('dir', nargs='?', metavar='DIR', help='folder of results or of runs (default: results of the repository)')
@@ -537,7 +545,7 @@ def report_parser()->argparse.ArgumentParser:
     return p.json()
 
 # %% ../nbs/70_cli.ipynb #dffe566b
-def _report_out(path): # Raise an error if no page can be written there
+def _report_out(path):  # Raise an error if no page can be written there
     out = Path(path).expanduser()
     if out.is_dir(): raise core.ReinitError(f'--out {path} is a folder; name a file, such as {out/"report.html"}')
     if out.exists() and not report.is_page(out): raise core.ReinitError(f'--out {path} is there already, and no page of ours; name another file')
@@ -547,7 +555,7 @@ def _report_out(path): # Raise an error if no page can be written there
 
 def _report_run(a):
     "Write the page, and say where it is"
-    out,at = _report_out(a.out),None if a.scale is None else core.scale(a.scale)
+    out, at = _report_out(a.out), None if a.scale is None else core.scale(a.scale)
     from reinit_nb.digest import write_digest
     info = {}
     f = write_digest(a.dir, out, scale=at, say=_say, info=info)
@@ -556,8 +564,8 @@ def _report_run(a):
         webbrowser.open(f.resolve().as_uri())
     print(_to_json(dict(page=str(f), bytes=f.stat().st_size, **info, reinit_nb=__version__)) if a.json else f'The page: {f}')
 
-def reinit_report(argv:list|None=None # Arguments; default: those of the command line
-                 )->int: # Exit code
+def reinit_report(argv: list | None = None  # Arguments; default: those of the command line
+                 ) -> int:  # Exit code
     "Everything that was measured, on one page: the command `reinit_report`"
     return command(report_parser(), _report_run, argv, bare=True)
 
@@ -570,7 +578,7 @@ _bench_after = """examples:
   reinit_bench callbacks --repeats 9
   reinit_bench --json > bench.json"""
 
-def bench_parser()->argparse.ArgumentParser:
+def bench_parser() -> argparse.ArgumentParser:
     "All arguments of `reinit_bench`, with help"
     p = Parser('reinit_bench', _bench_about, _bench_after)
     p.add_argument('what', nargs='?', metavar='WHAT', default='ensemble', help='what to time: ensemble or callbacks (default: ensemble)')
@@ -586,7 +594,7 @@ _BENCH = dict(ensemble=dict(seeds=100, steps=20, repeats=5), callbacks=dict(batc
 def _bench_args(a):
     "Arguments of `reinit_bench`, checked one by one"
     mine = _BENCH[core.check_choice('what', a.what, _BENCH)]
-    for k in ('seeds','steps','batches','repeats'):
+    for k in ('seeds', 'steps', 'batches', 'repeats'):
         v = getattr(a, k)
         if k not in mine and v is not None: raise core.ReinitError(f'--{k} is not for {a.what}, which takes {", ".join("--"+o for o in mine)}')
         if k in mine: setattr(a, k, mine[k] if v is None else core.check_number(f'--{k}', v, 1, MOST, integer=True))
@@ -595,15 +603,16 @@ def _bench_args(a):
 def _bench_run(a):
     "Time, and print"
     import torch
+
     from reinit_nb.bench import bench, bench_callbacks
     a = _bench_args(a)
     n = a.repeats
     _say(f'timing, {n} repeats …')
-    t = bench(a.seeds, a.steps, n, show=not a.json) if a.what=='ensemble' else bench_callbacks(batches=a.batches, repeats=n, show=not a.json)
-    said = {k:v for k,v in vars(a).items() if k!='json' and v is not None} | dict(threads=torch.get_num_threads(), ways=t.set_index(t.columns[0]).to_dict('index'), **core.provenance())
+    t = bench(a.seeds, a.steps, n, show=not a.json) if a.what == 'ensemble' else bench_callbacks(batches=a.batches, repeats=n, show=not a.json)
+    said = {k: v for k, v in vars(a).items() if k != 'json' and v is not None} | dict(threads=torch.get_num_threads(), ways=t.set_index(t.columns[0]).to_dict('index'), **core.provenance())
     print(_to_json(said) if a.json else report.text_table(t))
 
-def reinit_bench(argv:list|None=None # Arguments; default: those of the command line
-                )->int: # Exit code
+def reinit_bench(argv: list | None = None  # Arguments; default: those of the command line
+                ) -> int:  # Exit code
     "What is fast, and how fast, on this machine: the command `reinit_bench`"
     return command(bench_parser(), _bench_run, argv, bare=True)

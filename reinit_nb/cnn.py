@@ -16,74 +16,78 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import torch
-from .core import ReinitError,by_scale,check_choice,check_number,scale as get_scale
-from .flatness import margins,noise_curve,size_ratios,weight_size
-from .models import model,multiply_adds
-from .path import Learn,Method,Run,measure,n_rounds,plan,round_callback,seeded,seldom,train
+
+from .core import ReinitError, by_scale, check_choice, check_number
+from .core import scale as get_scale
+from .flatness import margins, noise_curve, size_ratios, weight_size
+from .models import model, multiply_adds
+from .path import Learn, Method, Run, measure, plan, round_callback, seeded, seldom, train
 from .path import missing as path_missing
 from .reinit import METHODS
 from .stats import summary
 from .study import COLORS
 from .sweep import Engine
-from .vision import Task,catalogue
+from .vision import Task, catalogue
 
 # %% ../nbs/56_cnn.ipynb #809da99f
 @dataclass(frozen=True)
 class CNNRun(Run):
     "A run whose end is measured as in Section 4 of the paper"
-    ranks:tuple[int,...] = (1,2,4,8,16,32,64)       # Of the margins that are kept, the smallest first
-    low:float = .1                                  # Share of the training images whose margins are averaged
-    sigmas:tuple[float,...] = (.01,.02,.05,.1)      # Deviations of the noise; none: noise is not measured
-    repeats:int = 3                                 # Draws of the noise
+    ranks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)       # Of the margins that are kept, the smallest first
+    low: float = .1                                  # Share of the training images whose margins are averaged
+    sigmas: tuple[float, ...] = (.01, .02, .05, .1)      # Deviations of the noise; none: noise is not measured
+    repeats: int = 3                                 # Draws of the noise
 
     def check(self):
         super().check()
-        check_number('low', self.low, 0, 1, lo_open=True); check_number('repeats', self.repeats, 1, integer=True)
+        check_number('low', self.low, 0, 1, lo_open=True)
+        check_number('repeats', self.repeats, 1, integer=True)
         for o in self.ranks: check_number('ranks', o, 1, integer=True)
         for o in self.sigmas: check_number('sigmas', o, 0, lo_open=True)
 
 # %% ../nbs/56_cnn.ipynb #cbf254b5
-def training_batches(learn)->list: # Batches `(x, y)`
+def training_batches(learn) -> list:  # Batches `(x, y)`
     "The training images of a `Learner`, without augmentation"
     dl = learn.dls.train.new(shuffle=False, drop_last=False, bs=learn.dls.valid.bs)
     with dl.dataset.set_split_idx(1): return [tuple(o.as_subclass(torch.Tensor) for o in b) for b in dl]
 
-def evidence(learn, # Trained
-             run:CNNRun # What to measure
-            )->dict: # margin, margin_<rank>, size, noise_<sigma>, noise_loss_<sigma>
+def evidence(learn,  # Trained
+             run: CNNRun  # What to measure
+            ) -> dict:  # margin, margin_<rank>, size, noise_<sigma>, noise_loss_<sigma>
     "Margins, size of the weights, and what noise takes away from the training accuracy and adds to the loss"
-    data,net = training_batches(learn),learn.model
-    m = margins(net, data, sum(len(y) for _,y in data)).margin.to_numpy()
-    noise = noise_curve(net, data, run.sigmas, run.repeats, run.seed).groupby('sigma')[['d_accuracy','d_loss']].mean() if run.sigmas else pd.DataFrame()
-    return (dict(margin=m[:max(1, round(run.low*len(m)))].mean(), size=weight_size(net, data, seed=run.seed)['size'][0])
-            | {f'margin_{r}':m[r-1] for r in run.ranks if r<=len(m)}
-            | {f'noise_{s:g}':-o.d_accuracy for s,o in noise.iterrows()} | {f'noise_loss_{s:g}':o.d_loss for s,o in noise.iterrows()})
+    data, net = training_batches(learn), learn.model
+    m = margins(net, data, sum(len(y) for _, y in data)).margin.to_numpy()
+    noise = noise_curve(net, data, run.sigmas, run.repeats, run.seed).groupby('sigma')[['d_accuracy', 'd_loss']].mean() if run.sigmas else pd.DataFrame()
+    return (dict(margin=m[:max(1, round(run.low * len(m)))].mean(), size=weight_size(net, data, seed=run.seed)['size'][0])
+            | {f'margin_{r}': m[r - 1] for r in run.ranks if r <= len(m)}
+            | {f'noise_{s:g}': -o.d_accuracy for s, o in noise.iterrows()} | {f'noise_loss_{s:g}': o.d_loss for s, o in noise.iterrows()})
 
 # %% ../nbs/56_cnn.ipynb #0182e897
-def steps_to_fit(losses, # Of one round, step by step
-                 below:float, # When is it learned?
-                 window:int # Steps that are averaged
-                )->int: # Number of steps, all of them if it never is
+def steps_to_fit(losses,  # Of one round, step by step
+                 below: float,  # When is it learned?
+                 window: int  # Steps that are averaged
+                ) -> int:  # Number of steps, all of them if it never is
     "How many steps until the running mean of `losses` is below `below`"
     v = np.asarray(losses, dtype=float)
     w = min(window, len(v))
-    mean = np.convolve(v, np.ones(w)/w, 'valid')
-    found = np.flatnonzero(mean<below)
-    return int(found[0])+w if len(found) else len(v)
+    mean = np.convolve(v, np.ones(w) / w, 'valid')
+    found = np.flatnonzero(mean < below)
+    return int(found[0]) + w if len(found) else len(v)
 
-def pace(learn # Trained
-        )->dict: # fit_<round>
+def pace(learn  # Trained
+        ) -> dict:  # fit_<round>
     "Steps until each round had learned"
-    cb,below = round_callback(learn),.5*math.log(learn.dls.c)
-    return {f'fit_{r}':steps_to_fit(cb.of_round(r), below, len(learn.dls.train)) for r in range(1, cb.round+1)}
+    cb, below = round_callback(learn), .5 * math.log(learn.dls.c)
+    return {f'fit_{r}': steps_to_fit(cb.of_round(r), below, len(learn.dls.train)) for r in range(1, cb.round + 1)}
 
 # %% ../nbs/56_cnn.ipynb #7b44fd66
-def run_one(run:CNNRun, # What to train
-            checkpoint=None # As in `path.train`
-           )->list[dict]: # One row
+def run_one(run: CNNRun,  # What to train
+            checkpoint=None  # As in `path.train`
+           ) -> list[dict]:  # One row
     "Train, and measure all there is to measure"
     with seeded(run.seed):
         learn = train(run, checkpoint)
@@ -91,48 +95,48 @@ def run_one(run:CNNRun, # What to train
         if not math.isfinite(found['train_loss']): raise ReinitError('the training loss is not finite: training has diverged. Try a lower learning rate')
         return [found | evidence(learn, run) | pace(learn)]
 
-def run_all(recipes:Sequence[CNNRun], # What to train, one after the other
-            checkpoints=None # Folder, as in `path.run`
-           )->list: # For each, a list of rows
+def run_all(recipes: Sequence[CNNRun],  # What to train, one after the other
+            checkpoints=None  # Folder, as in `path.run`
+           ) -> list:  # For each, a list of rows
     "`run_one` for every recipe"
-    return [run_one(r, checkpoints and seldom(Path(checkpoints)/f'{r.hash}.pth')) for r in recipes]
+    return [run_one(r, checkpoints and seldom(Path(checkpoints) / f'{r.hash}.pth')) for r in recipes]
 
 CNN = Engine(plan, run_all, processes=True, resumes=True, missing=path_missing)
 
 # %% ../nbs/56_cnn.ipynb #34b38315
-ARCHS = dict(scnn=dict(width=.25), vgg16=dict(width=.125, norm='batch', blocks=('block1','block5','block8','block11')),
-             mobilenet=dict(width=.25, blocks=('block1','block3','block5','block7')), resnet=dict(width=.125, norm='batch', blocks=('block1','block3','block5','block7')))
+ARCHS = dict(scnn=dict(width=.25), vgg16=dict(width=.125, norm='batch', blocks=('block1', 'block5', 'block8', 'block11')),
+             mobilenet=dict(width=.25, blocks=('block1', 'block3', 'block5', 'block7')), resnet=dict(width=.125, norm='batch', blocks=('block1', 'block3', 'block5', 'block7')))
 PIXELS = dict(scnn=16, vgg16=32, mobilenet=16, resnet=16)
-SETS = ('digits','cifar10','cifar100','oxford_pet')
-PAPER_SETS = ('oxford_pet','stanford_dogs','cars196','caltech101','cassava','birds2010')
+SETS = ('digits', 'cifar10', 'cifar100', 'oxford_pet')
+PAPER_SETS = ('oxford_pet', 'stanford_dogs', 'cars196', 'caltech101', 'cassava', 'birds2010')
 _CLASSES = dict(cifar100=20, oxford_pet=10)
 
 # %% ../nbs/56_cnn.ipynb #0cfadb8c
-def thin(arch:str='scnn', # One of `ARCHS`
-         dataset:str='cifar10', # Of `vision.catalogue()`
-         augment:bool=False, # Random crops, and mirror images where they make sense
-         epochs:int|None=None, # In total; default: 20
-         scale:str|None=None # `smoke` or `laptop`
-        )->CNNRun: # The baseline
+def thin(arch: str = 'scnn',  # One of `ARCHS`
+         dataset: str = 'cifar10',  # Of `vision.catalogue()`
+         augment: bool = False,  # Random crops, and mirror images where they make sense
+         epochs: int | None = None,  # In total; default: 20
+         scale: str | None = None  # `smoke` or `laptop`
+        ) -> CNNRun:  # The baseline
     "A thin network on 150 small images; noise is measured without augmentation only"
     a = dict(ARCHS[check_choice('arch', arch, ARCHS)])
     a.pop('blocks', None)
-    smoke = get_scale(scale)=='smoke'
-    task = Task(dataset, n_train=80 if smoke else 150, classes=_CLASSES.get(dataset), size=PIXELS[arch], crop=augment, flip=augment and dataset!='digits')
+    smoke = get_scale(scale) == 'smoke'
+    task = Task(dataset, n_train=80 if smoke else 150, classes=_CLASSES.get(dataset), size=PIXELS[arch], crop=augment, flip=augment and dataset != 'digits')
     how = Learn('adam', lr=.0015, batch=16, epochs=epochs or (4 if smoke else 20))
-    return CNNRun('resnet18' if arch=='resnet' else arch, task, how, **a, **(dict(sigmas=()) if augment else {}))
+    return CNNRun('resnet18' if arch == 'resnet' else arch, task, how, **a, **(dict(sigmas=()) if augment else {}))
 
-def full(arch:str='scnn', # One of `ARCHS`
-         dataset:str='oxford_pet', # One of `PAPER_SETS`, or CIFAR
-         augment:bool=False, # Random crops and mirror images
-         dropout:float=0., # Probability
-         steps:int=100_000 # Per round
-        )->CNNRun: # The baseline
+def full(arch: str = 'scnn',  # One of `ARCHS`
+         dataset: str = 'oxford_pet',  # One of `PAPER_SETS`, or CIFAR
+         augment: bool = False,  # Random crops and mirror images
+         dropout: float = 0.,  # Probability
+         steps: int = 100_000  # Per round
+        ) -> CNNRun:  # The baseline
     "The paper's network, images and optimizer"
-    name = 'resnet50' if check_choice('arch', arch, ARCHS)=='resnet' else arch
-    batches = int(_facts(dataset).train*.9)//256
+    name = 'resnet50' if check_choice('arch', arch, ARCHS) == 'resnet' else arch
+    batches = int(_facts(dataset).train * .9) // 256
     task = Task(dataset, size=224, crop=augment, flip=augment)
-    return CNNRun(name, task, Learn(batch=256, epochs=_PAPER_ROUNDS[arch]*round(steps/batches)), dropout=dropout)
+    return CNNRun(name, task, Learn(batch=256, epochs=_PAPER_ROUNDS[arch] * round(steps / batches)), dropout=dropout)
 
 _PAPER_ROUNDS = dict(scnn=4, vgg16=13, mobilenet=7, resnet=16)
 
@@ -142,166 +146,166 @@ def _sets(): return catalogue()   # asks the file system for every set
 def _facts(dataset): return _sets().loc[check_choice('dataset', dataset, _sets().index)]
 
 # %% ../nbs/56_cnn.ipynb #fc9d4f9c
-def with_method(run:CNNRun, # The baseline
-                arch:str, # One of `ARCHS`
-                method:str='LW', # Of the paper
-                seed:int=0, # Of the run
-                scale:str|None=None, # As in `core.scale`: at the paper's, blocks are not taken together
-                **kw # Options of `Method`
-               )->CNNRun:
+def with_method(run: CNNRun,  # The baseline
+                arch: str,  # One of `ARCHS`
+                method: str = 'LW',  # Of the paper
+                seed: int = 0,  # Of the run
+                scale: str | None = None,  # As in `core.scale`: at the paper's, blocks are not taken together
+                **kw  # Options of `Method`
+               ) -> CNNRun:
     "The same run with a method"
-    blocks = None if get_scale(scale)=='paper' or method=='BL' else ARCHS[arch].get('blocks')
+    blocks = None if get_scale(scale) == 'paper' or method == 'BL' else ARCHS[arch].get('blocks')
     if blocks is not None: kw['blocks'] = blocks
     return run.replace(method=Method(method, **kw), seed=seed)
 
 def _seeds(seeds, scale): return range(by_scale(2, 3, 3, scale) if seeds is None else check_number('seeds', seeds, 1, integer=True))
 
 # %% ../nbs/56_cnn.ipynb #4c1eafcc
-def grid(scale:str|None=None, # As in `core.scale`
-         seeds:int|None=None, # How many; default: 3, or 2 at smoke scale
-         archs:Sequence[str]|None=None, # Default: all, or scnn at smoke scale
-         datasets:Sequence[str]|None=None # Default: `SETS`, `PAPER_SETS` at the paper's scale, `digits` at smoke scale
-        )->list[CNNRun]: # Seed by seed
+def grid(scale: str | None = None,  # As in `core.scale`
+         seeds: int | None = None,  # How many; default: 3, or 2 at smoke scale
+         archs: Sequence[str] | None = None,  # Default: all, or scnn at smoke scale
+         datasets: Sequence[str] | None = None  # Default: `SETS`, `PAPER_SETS` at the paper's scale, `digits` at smoke scale
+        ) -> list[CNNRun]:  # Seed by seed
     "Table 2: all methods on all networks and sets, without and with augmentation"
-    archs,datasets = archs or by_scale(('scnn',), tuple(ARCHS), tuple(ARCHS), scale),datasets or by_scale(SETS[:1], SETS, PAPER_SETS, scale)
+    archs, datasets = archs or by_scale(('scnn',), tuple(ARCHS), tuple(ARCHS), scale), datasets or by_scale(SETS[:1], SETS, PAPER_SETS, scale)
     at = get_scale(scale)
-    settings = [(False,0.),(True,0.),(True,.25)] if at=='paper' else [(False,0.),(True,0.)]
-    bases = [(a, full(a, d, *o) if at=='paper' else thin(a, d, o[0], scale=at)) for d,a,o in product(datasets, archs, settings)]
-    return [with_method(b, a, m, s, at) for s in _seeds(seeds, at) for a,b in bases for m in METHODS]
+    settings = [(False, 0.), (True, 0.), (True, .25)] if at == 'paper' else [(False, 0.), (True, 0.)]
+    bases = [(a, full(a, d, *o) if at == 'paper' else thin(a, d, o[0], scale=at)) for d, a, o in product(datasets, archs, settings)]
+    return [with_method(b, a, m, s, at) for s in _seeds(seeds, at) for a, b in bases for m in METHODS]
 
 # %% ../nbs/56_cnn.ipynb #ac91722c
-def budgets(scale:str|None=None, # As in `core.scale`
-            seeds:int|None=None, # As in `grid`
-            epochs:Sequence[int]=(4,8,20), # In total, at laptop scale
-            longest:int|None=80, # The same, for BL and LW only
-            datasets:Sequence[str]|None=None # As in `grid`
-           )->list[CNNRun]:
+def budgets(scale: str | None = None,  # As in `core.scale`
+            seeds: int | None = None,  # As in `grid`
+            epochs: Sequence[int] = (4, 8, 20),  # In total, at laptop scale
+            longest: int | None = 80,  # The same, for BL and LW only
+            datasets: Sequence[str] | None = None  # As in `grid`
+           ) -> list[CNNRun]:
     "Figure 3: scnn with rounds of different lengths, without augmentation"
     at = get_scale(scale)
     datasets = datasets or by_scale(SETS[:1], SETS, PAPER_SETS, at)
-    if at=='paper': bases = [full('scnn', d, steps=s) for d,s in product(datasets, (1000,3000,10_000,30_000,100_000))]
-    else: bases = [thin('scnn', d, epochs=e, scale=at) for d,e in product(datasets, by_scale((4,8), tuple(epochs), (), at))]
-    more = [thin('scnn', d, epochs=longest, scale=at) for d in datasets] if longest and at=='laptop' else []
-    return [with_method(b, 'scnn', m, s, at) for s in _seeds(seeds, at) for bs,ms in ((bases,METHODS),(more,('BL','LW'))) for b in bs for m in ms]
+    if at == 'paper': bases = [full('scnn', d, steps=s) for d, s in product(datasets, (1000, 3000, 10_000, 30_000, 100_000))]
+    else: bases = [thin('scnn', d, epochs=e, scale=at) for d, e in product(datasets, by_scale((4, 8), tuple(epochs), (), at))]
+    more = [thin('scnn', d, epochs=longest, scale=at) for d in datasets] if longest and at == 'laptop' else []
+    return [with_method(b, 'scnn', m, s, at) for s in _seeds(seeds, at) for bs, ms in ((bases, METHODS), (more, ('BL', 'LW'))) for b in bs for m in ms]
 
 # %% ../nbs/56_cnn.ipynb #f43d0a78
-ABLATIONS = {'LW':{}, 'no rescaling':dict(rescale=False), 'no normalization':dict(normalize=False), 'no reinitialization':dict(reinit=False),
-             'reinitialization only':dict(rescale=False, normalize=False), 'kept blocks frozen':dict(freeze=True)}
+ABLATIONS = {'LW': {}, 'no rescaling': dict(rescale=False), 'no normalization': dict(normalize=False), 'no reinitialization': dict(reinit=False),
+             'reinitialization only': dict(rescale=False, normalize=False), 'kept blocks frozen': dict(freeze=True)}
 
-def ablations(scale:str|None=None, # As in `core.scale`
-              seeds:int|None=None, # As in `grid`
-              arch:str|None=None, # Default: scnn; vgg16 at the paper's scale
-              datasets:Sequence[str]|None=None # As in `grid`
-             )->dict[str,list[CNNRun]]: # Name of the variant → runs
+def ablations(scale: str | None = None,  # As in `core.scale`
+              seeds: int | None = None,  # As in `grid`
+              arch: str | None = None,  # Default: scnn; vgg16 at the paper's scale
+              datasets: Sequence[str] | None = None  # As in `grid`
+             ) -> dict[str, list[CNNRun]]:  # Name of the variant → runs
     "Appendix E"
     at = get_scale(scale)
-    arch,datasets = arch or by_scale('scnn', 'scnn', 'vgg16', at),datasets or by_scale(SETS[:1], SETS, (*PAPER_SETS,'cifar10','cifar100'), at)
-    bases = [full(arch, d, o) if at=='paper' else thin(arch, d, o, scale=at) for d,o in product(datasets, (False,True))]
-    short = lambda b: b.replace(learn=b.learn.replace(epochs=max(1, b.learn.epochs//(_PAPER_ROUNDS[arch] if at=='paper' else 4))))
+    arch, datasets = arch or by_scale('scnn', 'scnn', 'vgg16', at), datasets or by_scale(SETS[:1], SETS, (*PAPER_SETS, 'cifar10', 'cifar100'), at)
+    bases = [full(arch, d, o) if at == 'paper' else thin(arch, d, o, scale=at) for d, o in product(datasets, (False, True))]
+    short = lambda b: b.replace(learn=b.learn.replace(epochs=max(1, b.learn.epochs // (_PAPER_ROUNDS[arch] if at == 'paper' else 4))))
     each = lambda f: [f(b, s) for s in _seeds(seeds, at) for b in bases]
-    return {'BL':each(lambda b,s: b.replace(seed=s)), 'BL, one round':each(lambda b,s: short(b).replace(seed=s))} | {
-            k:each(lambda b,s: with_method(b, arch, 'LW', s, at, **kw)) for k,kw in ABLATIONS.items()}
+    return {'BL': each(lambda b, s: b.replace(seed=s)), 'BL, one round': each(lambda b, s: short(b).replace(seed=s))} | {
+            k: each(lambda b, s: with_method(b, arch, 'LW', s, at, **kw)) for k, kw in ABLATIONS.items()}
 
 # %% ../nbs/56_cnn.ipynb #31e87b91
-CHOICES = dict(lr=(1.,10/3), dropout=(0.,.25), augment=(False,True), wd=(1e-5,5e-4), init=('he','xavier'))   # the paper's learning rates are .003 and .01
+CHOICES = dict(lr=(1., 10 / 3), dropout=(0., .25), augment=(False, True), wd=(1e-5, 5e-4), init=('he', 'xavier'))   # the paper's learning rates are .003 and .01
 
-def settings(scale:str|None=None, # As in `core.scale`
-             seeds:int|None=None, # As in `grid`
-             arch:str='scnn', # One of `ARCHS`
-             datasets:Sequence[str]|None=None # Default: CIFAR-10 and CIFAR-100; `digits` at smoke scale
-            )->list[CNNRun]:
+def settings(scale: str | None = None,  # As in `core.scale`
+             seeds: int | None = None,  # As in `grid`
+             arch: str = 'scnn',  # One of `ARCHS`
+             datasets: Sequence[str] | None = None  # Default: CIFAR-10 and CIFAR-100; `digits` at smoke scale
+            ) -> list[CNNRun]:
     "Appendix F: BL and LW with different hyperparameters"
     at = get_scale(scale)
-    datasets,out = datasets or by_scale(SETS[:1], ('cifar10','cifar100'), ('cifar10','cifar100'), at),[]
-    for s,d,which in product(_seeds(seeds, at), datasets, product((0,1), repeat=len(CHOICES))):
-        a,b,c,d_,e = which
-        if at!='paper' and (d_,e)!=(a^b,a^c) or at=='smoke' and a: continue
-        o = {k:v[i] for (k,v),i in zip(CHOICES.items(), which)}
-        base = full(arch, d, o['augment'], o['dropout']) if at=='paper' else thin(arch, d, o['augment'], scale=at).replace(dropout=o['dropout'])
-        base = base.replace(init=o['init'], learn=base.learn.replace(lr=base.learn.lr*o['lr'], wd=o['wd']))
-        out += [with_method(base, arch, m, s, at) for m in ('BL','LW')]
+    datasets, out = datasets or by_scale(SETS[:1], ('cifar10', 'cifar100'), ('cifar10', 'cifar100'), at), []
+    for s, d, which in product(_seeds(seeds, at), datasets, product((0, 1), repeat=len(CHOICES))):
+        a, b, c, d_, e = which
+        if at != 'paper' and (d_, e) != (a ^ b, a ^ c) or at == 'smoke' and a: continue
+        o = {k: v[i] for (k, v), i in zip(CHOICES.items(), which)}
+        base = full(arch, d, o['augment'], o['dropout']) if at == 'paper' else thin(arch, d, o['augment'], scale=at).replace(dropout=o['dropout'])
+        base = base.replace(init=o['init'], learn=base.learn.replace(lr=base.learn.lr * o['lr'], wd=o['wd']))
+        out += [with_method(base, arch, m, s, at) for m in ('BL', 'LW')]
     return out
 
 # %% ../nbs/56_cnn.ipynb #49ad88df
 def _shape(run):
     "Classes, channels and pixels, also of data that is not there"
     f = _facts(run.task.dataset)
-    return int(run.task.classes or f.classes),int(run.task.channels or f.channels),run.task.size or int(f.pixels)
+    return int(run.task.classes or f.classes), int(run.task.channels or f.channels), run.task.size or int(f.pixels)
 
 def _network_costs(runs):
     "Multiply-adds for one image, of each network that occurs"
     res = {}
     for r in runs:
-        key = r.model,r.width,r.norm,*_shape(r)
+        key = r.model, r.width, r.norm, *_shape(r)
         if key not in res:
-            n,c,px = key[3:]
+            n, c, px = key[3:]
             with torch.device('meta'): res[key] = multiply_adds(model(r.model, n_out=n, c_in=c, size=px, width=r.width, norm=r.norm), px)
     return res
 
 # %% ../nbs/56_cnn.ipynb #034f1d04
-def cost(runs:Sequence[CNNRun], # Recipes
-         tflops:float=60. # Floating-point operations that the machine really does in a second, × 10¹²
-        )->pd.DataFrame: # One row per network: runs, multiply-adds of an image, steps of a run, operations, hours
+def cost(runs: Sequence[CNNRun],  # Recipes
+         tflops: float = 60.  # Floating-point operations that the machine really does in a second, × 10¹²
+        ) -> pd.DataFrame:  # One row per network: runs, multiply-adds of an image, steps of a run, operations, hours
     "How long `runs` will take"
     check_number('tflops', tflops, 0, lo_open=True)
-    macs,rows = _network_costs(runs),[]
+    macs, rows = _network_costs(runs), []
     for r in runs:
         n = r.task.n_train or int(_facts(r.task.dataset).train)
-        steps = r.learn.epochs*max(1, int(n*(1-r.task.valid))//r.learn.batch)
-        m = macs[r.model,r.width,r.norm,*_shape(r)]
-        rows.append(dict(model=r.model, images=r.task.size or 0, macs=m, steps=steps, ops=6.*m*steps*r.learn.batch))
+        steps = r.learn.epochs * max(1, int(n * (1 - r.task.valid)) // r.learn.batch)
+        m = macs[r.model, r.width, r.norm, *_shape(r)]
+        rows.append(dict(model=r.model, images=r.task.size or 0, macs=m, steps=steps, ops=6. * m * steps * r.learn.batch))
     g = pd.DataFrame(rows).groupby('model', sort=False)
-    t = g.agg(runs=('steps','size'), macs=('macs','mean'), steps=('steps','mean'), ops=('ops','sum'))
-    return t.assign(hours=t.ops/tflops/1e12/3600)
+    t = g.agg(runs=('steps', 'size'), macs=('macs', 'mean'), steps=('steps', 'mean'), ops=('ops', 'sum'))
+    return t.assign(hours=t.ops / tflops / 1e12 / 3600)
 
 # %% ../nbs/56_cnn.ipynb #b6bd6066
-_SHORT = {'task.dataset':'dataset', 'task.crop':'augment', 'learn.epochs':'total_epochs', 'learn.lr':'lr', 'learn.wd':'wd'}
+_SHORT = {'task.dataset': 'dataset', 'task.crop': 'augment', 'learn.epochs': 'total_epochs', 'learn.lr': 'lr', 'learn.wd': 'wd'}
 
-def label(df:pd.DataFrame, # Results
-          runs, # Recipes, or a dict of lists of recipes
-          col:str='method' # What the names of a dict, or else of methods, become
-         )->pd.DataFrame: # One row per recipe, in their order
+def label(df: pd.DataFrame,  # Results
+          runs,  # Recipes, or a dict of lists of recipes
+          col: str = 'method'  # What the names of a dict, or else of methods, become
+         ) -> pd.DataFrame:  # One row per recipe, in their order
     "The results of `runs`, with short column names; recipes without a result are left out"
-    names = {r.hash:k for k,rs in runs.items() for r in rs} if isinstance(runs, dict) else {r.hash:r.method.name for r in runs}
+    names = {r.hash: k for k, rs in runs.items() for r in rs} if isinstance(runs, dict) else {r.hash: r.method.name for r in runs}
     d = df.drop_duplicates('recipe').set_index('recipe', drop=False)
     d = d.loc[[h for h in names if h in d.index]].reset_index(drop=True)
-    return d.drop(columns=['method'], errors='ignore').rename(columns=_SHORT).assign(**{col:lambda o: o.recipe.map(names)})
+    return d.drop(columns=['method'], errors='ignore').rename(columns=_SHORT).assign(**{col: lambda o: o.recipe.map(names)})
 
-KEYS = ('model','dataset','augment')   # a setting of Table 2
+KEYS = ('model', 'dataset', 'augment')   # a setting of Table 2
 
 # %% ../nbs/56_cnn.ipynb #2514caaa
-def gains(df:pd.DataFrame, # From `label`
-          value:str='test_acc', # What is compared
-          method:str='LW', # This one …
-          against:str='BL', # … minus this one
-          on:Sequence[str]=KEYS # What makes a setting
-         )->pd.DataFrame: # One row per setting: `on`, base, gain, n
+def gains(df: pd.DataFrame,  # From `label`
+          value: str = 'test_acc',  # What is compared
+          method: str = 'LW',  # This one …
+          against: str = 'BL',  # … minus this one
+          on: Sequence[str] = KEYS  # What makes a setting
+         ) -> pd.DataFrame:  # One row per setting: `on`, base, gain, n
     "By how much a method is ahead, setting by setting"
-    t = df[df.method.isin((method,against))].pivot(index=[*on,'seed'], columns='method', values=value).reindex(columns=[method,against])
+    t = df[df.method.isin((method, against))].pivot(index=[*on, 'seed'], columns='method', values=value).reindex(columns=[method, against])
     if t.isna().any(axis=None) or not len(t): raise ReinitError(f'{method} and {against} cannot be paired by {", ".join(on)} and seed: some runs are missing')
-    d = pd.DataFrame(dict(base=t[against], gain=t[method]-t[against]))
-    return d.groupby(list(on), sort=False).agg(base=('base','mean'), gain=('gain','mean'), n=('gain','size')).reset_index()
+    d = pd.DataFrame(dict(base=t[against], gain=t[method] - t[against]))
+    return d.groupby(list(on), sort=False).agg(base=('base', 'mean'), gain=('gain', 'mean'), n=('gain', 'size')).reset_index()
 
 # %% ../nbs/56_cnn.ipynb #c59928df
-def table2(df:pd.DataFrame # From `label` of `grid`
-          )->pd.DataFrame: # A row per setting, a column per method: test accuracy in %, mean over seeds
+def table2(df: pd.DataFrame  # From `label` of `grid`
+          ) -> pd.DataFrame:  # A row per setting, a column per method: test accuracy in %, mean over seeds
     "Our Table 2"
-    d = df.assign(test=100*df.test_acc, augment=np.where(df.augment, 'augmented', 'plain'))
-    t = d.pivot_table(index=['augment','dataset','model'], columns='method', values='test', sort=False)
+    d = df.assign(test=100 * df.test_acc, augment=np.where(df.augment, 'augmented', 'plain'))
+    t = d.pivot_table(index=['augment', 'dataset', 'model'], columns='method', values='test', sort=False)
     return t[[m for m in METHODS if m in t]]
 
-def plot_table2(t:pd.DataFrame, # From `table2`
+def plot_table2(t: pd.DataFrame,  # From `table2`
                 ax=None
-               ): # Axes
+               ):  # Axes
     "Gain over BL in points as colours, accuracies as numbers"
     import matplotlib.pyplot as plt
-    ax = ax or plt.subplots(figsize=(6.5,.24*len(t)+1), layout='constrained')[1]
+    ax = ax or plt.subplots(figsize=(6.5, .24 * len(t) + 1), layout='constrained')[1]
     gain = t.sub(t.BL, axis=0)
     top = max(1, np.nanquantile(gain.abs(), .98))
     im = ax.imshow(gain, cmap='RdBu', vmin=-top, vmax=top, aspect='auto')
-    for i,j in np.ndindex(t.shape):
-        best = t.iloc[i,j]==t.iloc[i].max()
-        ax.text(j, i, f'{t.iloc[i,j]:.1f}', ha='center', va='center', size=7, weight='bold' if best else None, color='w' if abs(gain.iloc[i,j])>.65*top else 'k')
+    for i, j in np.ndindex(t.shape):
+        best = t.iloc[i, j] == t.iloc[i].max()
+        ax.text(j, i, f'{t.iloc[i,j]:.1f}', ha='center', va='center', size=7, weight='bold' if best else None, color='w' if abs(gain.iloc[i, j]) > .65 * top else 'k')
     ax.set(xticks=range(t.shape[1]), xticklabels=t.columns, yticks=range(len(t)))
     ax.set_yticklabels([' · '.join(map(str, k)) for k in t.index], size=7)
     ax.figure.colorbar(im, ax=ax, label='points above BL', shrink=.6)
@@ -310,53 +314,54 @@ def plot_table2(t:pd.DataFrame, # From `table2`
 # %% ../nbs/56_cnn.ipynb #bcd2b4f1
 def _axes(n, width=3, height=2.7):
     import matplotlib.pyplot as plt
-    return plt.subplots(ncols=n, figsize=(width*n,height), layout='constrained', squeeze=False)[1][0]
+    return plt.subplots(ncols=n, figsize=(width * n, height), layout='constrained', squeeze=False)[1][0]
 
-def plot_budgets(df:pd.DataFrame # From `label` of `budgets`
-                ): # One Axes per dataset
+def plot_budgets(df: pd.DataFrame  # From `label` of `budgets`
+                ):  # One Axes per dataset
     "Figure 3: test accuracy by steps per round, for equal totals"
     sets = list(df.dataset.unique())
     axs = _axes(len(sets))
     rounds = df.rounds.max()
-    for ax,d in zip(axs, sets):
+    for ax, d in zip(axs, sets):
         for m in METHODS:
-            s = summary(df[(df.dataset==d) & (df.method==m)].assign(per=lambda o: o.steps/rounds, acc=lambda o: 100*o.test_acc), 'per', 'acc').sort_values('per')
-            ax.plot(s.per, s['mean'], 'o-', ms=4, color=COLORS[m], lw=2 if m in ('BL','LW') else 1, label=m)
+            s = summary(df[(df.dataset == d) & (df.method == m)].assign(per=lambda o: o.steps / rounds, acc=lambda o: 100 * o.test_acc), 'per', 'acc').sort_values('per')
+            ax.plot(s.per, s['mean'], 'o-', ms=4, color=COLORS[m], lw=2 if m in ('BL', 'LW') else 1, label=m)
         ax.set(title=d, xscale='log', xlabel='steps per round')
-    axs[0].set_ylabel('test accuracy [%]'); axs[0].legend(fontsize='small')
+    axs[0].set_ylabel('test accuracy [%]')
+    axs[0].legend(fontsize='small')
     return axs
 
 # %% ../nbs/56_cnn.ipynb #779aea08
-def _long(df, stem, name, ids=('method','dataset','model','seed')):
+def _long(df, stem, name, ids=('method', 'dataset', 'model', 'seed')):
     "Columns `stem`<number> as rows"
-    cols = [c for c in df if c.startswith(stem) and c[len(stem):].replace('.','',1).isdigit()]
-    d = df[[*ids,*cols]].melt(list(ids), cols, name, 'y')
-    return d.assign(**{name:d[name].str[len(stem):].astype(float)})
+    cols = [c for c in df if c.startswith(stem) and c[len(stem):].replace('.', '', 1).isdigit()]
+    d = df[[*ids, *cols]].melt(list(ids), cols, name, 'y')
+    return d.assign(**{name: d[name].str[len(stem):].astype(float)})
 
 def _by_dataset(df, stem, name, factor=1.):
     "An Axes per dataset, a line per method: the mean over networks and seeds"
     d = _long(df, stem, name)
     sets = list(d.dataset.unique())
     axs = _axes(len(sets))
-    for ax,k in zip(axs, sets):
+    for ax, k in zip(axs, sets):
         for m in METHODS:
-            s = factor*d[(d.dataset==k) & (d.method==m)].groupby(name).y.mean()
-            ax.plot(s.index, s, 'o-', ms=3, color=COLORS[m], lw=2 if m in ('BL','LW') else 1, label=m)
+            s = factor * d[(d.dataset == k) & (d.method == m)].groupby(name).y.mean()
+            ax.plot(s.index, s, 'o-', ms=3, color=COLORS[m], lw=2 if m in ('BL', 'LW') else 1, label=m)
         ax.set(title=k)
     axs[0].legend(fontsize='small')
     return axs
 
 # %% ../nbs/56_cnn.ipynb #82dd0b16
-def plot_margins_by(df:pd.DataFrame # From `label`
-                   ): # One Axes per dataset
+def plot_margins_by(df: pd.DataFrame  # From `label`
+                   ):  # One Axes per dataset
     "Figure 4: the smallest margins of the training images"
     axs = _by_dataset(df, 'margin_', 'rank')
     for ax in axs: ax.set(xlabel='rank', xscale='log'); ax.axhline(0, c='k', lw=.5)
     axs[0].set_ylabel('margin')
     return axs
 
-def plot_noise_by(df:pd.DataFrame # From `label`
-                 ): # One Axes per dataset
+def plot_noise_by(df: pd.DataFrame  # From `label`
+                 ):  # One Axes per dataset
     "Figure 5: points of training accuracy that noise on the weights takes away; lower is flatter"
     axs = _by_dataset(df, 'noise_', 'sigma', 100)
     for ax in axs: ax.set(xlabel='σ of the noise', xscale='log')
@@ -364,65 +369,68 @@ def plot_noise_by(df:pd.DataFrame # From `label`
     return axs
 
 # %% ../nbs/56_cnn.ipynb #a644922a
-def ratios(df:pd.DataFrame # From `label`
-          )->pd.DataFrame: # method, `KEYS`, seed, ratio
+def ratios(df: pd.DataFrame  # From `label`
+          ) -> pd.DataFrame:  # method, `KEYS`, seed, ratio
     "Figure 6: size of the weights over that of BL"
-    return size_ratios(df, [*KEYS,'seed'])
+    return size_ratios(df, [*KEYS, 'seed'])
 
-def plot_sizes(t:pd.DataFrame # From `ratios`
-              ): # Axes
+def plot_sizes(t: pd.DataFrame  # From `ratios`
+              ):  # Axes
     "Gaussian approximation of the ratios' logarithms, as Figure 6 for the ratios"
     ax = _axes(1, 6)[0]
     for m in [o for o in METHODS if o in set(t.method)]:
-        v = np.log(t[t.method==m].ratio)
-        x = np.linspace(v.mean()-4*v.std(), v.mean()+4*v.std(), 200)
-        ax.plot(np.exp(x), np.exp(-.5*((x-v.mean())/v.std())**2)/v.std()/math.sqrt(2*math.pi), color=COLORS[m], label=m)
+        v = np.log(t[t.method == m].ratio)
+        x = np.linspace(v.mean() - 4 * v.std(), v.mean() + 4 * v.std(), 200)
+        ax.plot(np.exp(x), np.exp(-.5 * ((x - v.mean()) / v.std())**2) / v.std() / math.sqrt(2 * math.pi), color=COLORS[m], label=m)
     ax.axvline(1, c='k', lw=.8, ls=':')
-    ax.set(xscale='log', xlabel='size of the weights / BL', ylabel='density'); ax.legend()
+    ax.set(xscale='log', xlabel='size of the weights / BL', ylabel='density')
+    ax.legend()
     return ax
 
 # %% ../nbs/56_cnn.ipynb #939d5db0
-def plot_against(t:pd.DataFrame, # From `gains`, with `base` and `gain` as shares
+def plot_against(t: pd.DataFrame,  # From `gains`, with `base` and `gain` as shares
                  axs=None
-                ): # One Axes per dataset
+                ):  # One Axes per dataset
     "Figure 7: LW against BL, one dot per setting"
     sets = list(t.dataset.unique())
     axs = _axes(len(sets), 3.3, 3) if axs is None else axs
-    for ax,d in zip(axs, sets):
-        g = t[t.dataset==d]
-        x,y = 100*g.base,100*(g.base+g.gain)
-        ends = min(x.min(), y.min())-1,max(x.max(), y.max())+1
-        ax.plot(ends, ends, 'k:', lw=.8); ax.plot(x, y, 'o', ms=4, alpha=.7, color=COLORS['LW'])
+    for ax, d in zip(axs, sets):
+        g = t[t.dataset == d]
+        x, y = 100 * g.base, 100 * (g.base + g.gain)
+        ends = min(x.min(), y.min()) - 1, max(x.max(), y.max()) + 1
+        ax.plot(ends, ends, 'k:', lw=.8)
+        ax.plot(x, y, 'o', ms=4, alpha=.7, color=COLORS['LW'])
         ax.set(title=d, xlabel='test accuracy of BL [%]', ylabel='of LW [%]')
     return axs
 
 # %% ../nbs/56_cnn.ipynb #54ba542a
-def ablation_table(df:pd.DataFrame # From `label` of `ablations`
-                  )->pd.DataFrame: # One row per variant: steps, mean, gain over BL with interval, wins, ties, losses, train
+def ablation_table(df: pd.DataFrame  # From `label` of `ablations`
+                  ) -> pd.DataFrame:  # One row per variant: steps, mean, gain over BL with interval, wins, ties, losses, train
     "Appendix E as a table: test accuracy in %, and the difference to BL over settings"
     rows = []
-    for k,g in df.groupby('method', sort=False):
-        row = dict(variant=k, steps=int(g.steps.max()), mean=100*g.test_acc.mean(), train=100*g.train_acc.mean())
-        if k!='BL':
-            t = 100*gains(df, method=k).gain
+    for k, g in df.groupby('method', sort=False):
+        row = dict(variant=k, steps=int(g.steps.max()), mean=100 * g.test_acc.mean(), train=100 * g.train_acc.mean())
+        if k != 'BL':
+            t = 100 * gains(df, method=k).gain
             s = summary(t.to_frame('gain').assign(all=0), 'all', 'gain').iloc[0]
-            row |= dict(gain=s['mean'], lo=s['lo'], hi=s['hi'], wins=int((t.round(9)>0).sum()), ties=int((t.round(9)==0).sum()), losses=int((t.round(9)<0).sum()))
+            row |= dict(gain=s['mean'], lo=s['lo'], hi=s['hi'], wins=int((t.round(9) > 0).sum()), ties=int((t.round(9) == 0).sum()), losses=int((t.round(9) < 0).sum()))
         rows.append(row)
     return pd.DataFrame(rows).set_index('variant').astype(dict(wins='Int64', ties='Int64', losses='Int64')).round(2)
 
 # %% ../nbs/56_cnn.ipynb #38ce7c0e
-def rounds_table(df:pd.DataFrame, # From `label`
-                 method:str='LW' # Which
-                )->pd.DataFrame: # One row per network and round: steps with interval, and length of the round
+def rounds_table(df: pd.DataFrame,  # From `label`
+                 method: str = 'LW'  # Which
+                ) -> pd.DataFrame:  # One row per network and round: steps with interval, and length of the round
     "How many steps each round took to learn"
-    d = _long(df[df.method==method], 'fit_', 'round').dropna()
-    t = summary(d, ['model','round'], 'y').rename(columns=dict(mean='steps'))
-    return t.astype(dict(round=int))[['model','round','n','steps','lo','hi']]
+    d = _long(df[df.method == method], 'fit_', 'round').dropna()
+    t = summary(d, ['model', 'round'], 'y').rename(columns=dict(mean='steps'))
+    return t.astype(dict(round=int))[['model', 'round', 'n', 'steps', 'lo', 'hi']]
 
-def plot_rounds_by(t:pd.DataFrame # From `rounds_table`
-                  ): # Axes
+def plot_rounds_by(t: pd.DataFrame  # From `rounds_table`
+                  ):  # Axes
     "Steps until a round has learned, round by round"
     ax = _axes(1, 5)[0]
-    for m,g in t.groupby('model', sort=False): ax.errorbar(g['round'], g.steps, (g.hi-g.lo)/2, fmt='o-', capsize=3, label=m)
-    ax.set(xlabel='round', ylabel='steps until learned', xticks=sorted(t['round'].unique())); ax.legend()
+    for m, g in t.groupby('model', sort=False): ax.errorbar(g['round'], g.steps, (g.hi - g.lo) / 2, fmt='o-', capsize=3, label=m)
+    ax.set(xlabel='round', ylabel='steps until learned', xticks=sorted(t['round'].unique()))
+    ax.legend()
     return ax

@@ -8,19 +8,21 @@ __all__ = ['MIN_PAIRS', 'comparison_runs', 'paired_differences', 'summarize', 'p
 # %% ../nbs/52_compare.ipynb #7f03efdf
 import warnings
 from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
-from .core import ReinitError,Store,check_choice,check_number
-from .path import CONTROLS,METHODS,Method,Run,n_rounds
-from .stats import holm,interval,sign_test,wilcoxon
-from .sweep import PATH,ask
+
+from .core import ReinitError, Store, check_choice, check_number
+from .path import CONTROLS, METHODS, Method, Run, n_rounds
+from .stats import holm, interval, sign_test, wilcoxon
+from .sweep import PATH, ask
 from .sweep import run as sweep
 
 # %% ../nbs/52_compare.ipynb #37ee0128
 def _as_methods(methods):
     "Names and `Method`s as `Method`s"
-    methods = [methods] if isinstance(methods, (str,Method)) else list(methods)
-    return [m if isinstance(m, Method) else Method(check_choice('method', m, METHODS|CONTROLS)) for m in methods]
+    methods = [methods] if isinstance(methods, (str, Method)) else list(methods)
+    return [m if isinstance(m, Method) else Method(check_choice('method', m, METHODS | CONTROLS)) for m in methods]
 
 def _controls_for(recipe, m):
     "The controls with the rounds of method `m`"
@@ -30,23 +32,23 @@ def _controls_for(recipe, m):
 def _seeds(seeds):
     if isinstance(seeds, int): return list(range(check_number('seeds', seeds, 1, integer=True)))
     seeds = [check_number('seeds', s, 0, integer=True) for s in seeds]
-    if not seeds or len(set(seeds))<len(seeds): raise ReinitError(f'seeds={seeds} should be different numbers, at least one')
+    if not seeds or len(set(seeds)) < len(seeds): raise ReinitError(f'seeds={seeds} should be different numbers, at least one')
     return seeds
 
 # %% ../nbs/52_compare.ipynb #48a59bad
-def comparison_runs(recipe:Run, # What all runs share
-                    methods='LW', # Names or `Method`s, one or several
-                    seeds:int|Sequence[int]=3, # How many, or which
-                    controls:bool=True # Also those?
-                   )->list[Run]: # Seed by seed: BL, methods, controls
+def comparison_runs(recipe: Run,  # What all runs share
+                    methods='LW',  # Names or `Method`s, one or several
+                    seeds: int | Sequence[int] = 3,  # How many, or which
+                    controls: bool = True  # Also those?
+                   ) -> list[Run]:  # Seed by seed: BL, methods, controls
     "All runs of a comparison; an error, if any of them has fewer epochs than rounds"
     if not isinstance(recipe, Run): raise ReinitError(f'recipe={recipe!r} should be a path.Run')
     methods = _as_methods(methods)
-    ours = [m for m in methods if m.name not in ('BL',*CONTROLS)] or [Method('LW')]
+    ours = [m for m in methods if m.name not in ('BL', *CONTROLS)] or [Method('LW')]
     every = dict.fromkeys([Method('BL'), *methods, *(c for m in ours for c in _controls_for(recipe, m) if controls)])
     for m in every:
         n = n_rounds(recipe.replace(method=m))
-        if recipe.learn.epochs%n: warnings.warn(f'{m.label}: {n} rounds share {recipe.learn.epochs} epochs unequally; a multiple of {n} would be fair to all of them', stacklevel=2)
+        if recipe.learn.epochs % n: warnings.warn(f'{m.label}: {n} rounds share {recipe.learn.epochs} epochs unequally; a multiple of {n} would be fair to all of them', stacklevel=2)
     return [recipe.replace(method=m, seed=s) for s in _seeds(seeds) for m in every]
 
 # %% ../nbs/52_compare.ipynb #7cf7c4ad
@@ -54,21 +56,21 @@ MIN_PAIRS = 5   # the sign test of four pairs cannot go below .125
 
 def _check_comparable(df, value, against):
     "Raise an error for what cannot be compared fairly"
-    for k in ('method','seed','steps',value):
+    for k in ('method', 'seed', 'steps', value):
         if k not in df: raise ReinitError(f'a comparison needs a column {k!r}; there are {", ".join(map(str, df.columns))}')
     check_choice('against', against, df.method.unique())
     steps = df.groupby('method', sort=False).steps.unique()
-    if df.steps.nunique()>1: raise ReinitError('these runs did not train for equally many steps, and cannot be compared: '
-                                               + '; '.join(f'{k} {", ".join(map(str, sorted(v)))}' for k,v in steps.items()))
+    if df.steps.nunique() > 1: raise ReinitError('these runs did not train for equally many steps, and cannot be compared: '
+                                               + '; '.join(f'{k} {", ".join(map(str, sorted(v)))}' for k, v in steps.items()))
 
 # %% ../nbs/52_compare.ipynb #76e97e9a
-def paired_differences(df:pd.DataFrame, # Tidy: `method`, `seed`, `steps` and what was measured
-                       value:str='test_acc', # What is compared
-                       against:str='BL' # With which method
-                      )->pd.DataFrame: # One row per seed, one column per method
+def paired_differences(df: pd.DataFrame,  # Tidy: `method`, `seed`, `steps` and what was measured
+                       value: str = 'test_acc',  # What is compared
+                       against: str = 'BL'  # With which method
+                      ) -> pd.DataFrame:  # One row per seed, one column per method
     "How much each method has more than `against`, seed by seed"
     _check_comparable(df, value, against)
-    if df.duplicated(['method','seed']).any(): raise ReinitError('a method has two runs of one seed: compare them one at a time')
+    if df.duplicated(['method', 'seed']).any(): raise ReinitError('a method has two runs of one seed: compare them one at a time')
     t = df.pivot(index='seed', columns='method', values=value)[list(df.method.unique())]
     bad = [m for m in t if t[m].isna().any()]
     if bad: raise ReinitError(f'{", ".join(bad)} lack some of the seeds {", ".join(map(str, t.index))}: without them there are no pairs')
@@ -77,45 +79,45 @@ def paired_differences(df:pd.DataFrame, # Tidy: `method`, `seed`, `steps` and wh
 # %% ../nbs/52_compare.ipynb #99bfc975
 def _against(d, better, level):
     "One row of a summary, from the differences `d`"
-    i,d = interval(d, level),np.round(better*np.asarray(d), 12)
-    row = dict(diff=i['mean'], diff_lo=i['lo'], diff_hi=i['hi'], wins=int((d>0).sum()), ties=int((d==0).sum()), losses=int((d<0).sum()))
-    if len(d)<MIN_PAIRS: return row | dict(p_sign=np.nan, p_wilcoxon=np.nan, note=f'{len(d)} pairs are too few for a test')
+    i, d = interval(d, level), np.round(better * np.asarray(d), 12)
+    row = dict(diff=i['mean'], diff_lo=i['lo'], diff_hi=i['hi'], wins=int((d > 0).sum()), ties=int((d == 0).sum()), losses=int((d < 0).sum()))
+    if len(d) < MIN_PAIRS: return row | dict(p_sign=np.nan, p_wilcoxon=np.nan, note=f'{len(d)} pairs are too few for a test')
     return row | dict(p_sign=sign_test(d), p_wilcoxon=wilcoxon(d), note='')
 
 # %% ../nbs/52_compare.ipynb #c86a4f37
-def summarize(df:pd.DataFrame, # Tidy: `method`, `seed`, `steps` and what was measured
-              value:str='test_acc', # What is compared; of a loss, less is better
-              against:str='BL', # With which method
-              level:float=.95 # Of intervals
-             )->pd.DataFrame: # One row per method: n, mean, lo, hi, diff, diff_lo, diff_hi, wins, ties, losses, p_sign, p_wilcoxon, p_holm, note
+def summarize(df: pd.DataFrame,  # Tidy: `method`, `seed`, `steps` and what was measured
+              value: str = 'test_acc',  # What is compared; of a loss, less is better
+              against: str = 'BL',  # With which method
+              level: float = .95  # Of intervals
+             ) -> pd.DataFrame:  # One row per method: n, mean, lo, hi, diff, diff_lo, diff_hi, wins, ties, losses, p_sign, p_wilcoxon, p_holm, note
     "Every method beside `against`"
-    d,better = paired_differences(df, value, against),-1 if value.endswith('loss') else 1
+    d, better = paired_differences(df, value, against), -1 if value.endswith('loss') else 1
     rows = []
-    for m,g in pd.DataFrame(df).groupby('method', sort=False):
+    for m, g in pd.DataFrame(df).groupby('method', sort=False):
         i = interval(g[value], level)
-        rows.append(dict(method=m, **{k:i[k] for k in ('n','mean','lo','hi')}, **(_against(d[m], better, level) if m!=against else dict(note='what is compared with'))))
+        rows.append(dict(method=m, **{k: i[k] for k in ('n', 'mean', 'lo', 'hi')}, **(_against(d[m], better, level) if m != against else dict(note='what is compared with'))))
     t = pd.DataFrame(rows).set_index('method')
-    for k in ('diff','diff_lo','diff_hi','wins','ties','losses','p_sign','p_wilcoxon'): t[k] = t.get(k, np.nan)
-    t = t.astype({k:'Int64' for k in ('wins','ties','losses')})
-    return t.assign(p_holm=holm(t.p_sign))[['n','mean','lo','hi','diff','diff_lo','diff_hi','wins','ties','losses','p_sign','p_wilcoxon','p_holm','note']]
+    for k in ('diff', 'diff_lo', 'diff_hi', 'wins', 'ties', 'losses', 'p_sign', 'p_wilcoxon'): t[k] = t.get(k, np.nan)
+    t = t.astype({k: 'Int64' for k in ('wins', 'ties', 'losses')})
+    return t.assign(p_holm=holm(t.p_sign))[['n', 'mean', 'lo', 'hi', 'diff', 'diff_lo', 'diff_hi', 'wins', 'ties', 'losses', 'p_sign', 'p_wilcoxon', 'p_holm', 'note']]
 
 # %% ../nbs/52_compare.ipynb #9e5cb380
-def plot_comparison(df:pd.DataFrame, # Tidy: `method`, `seed`, `steps` and what was measured
-                    value:str='test_acc', # What is compared
-                    against:str='BL', # With which method
-                    level:float=.95, # Of intervals
-                    ax=None # Where to draw
-                   ): # Axes
+def plot_comparison(df: pd.DataFrame,  # Tidy: `method`, `seed`, `steps` and what was measured
+                    value: str = 'test_acc',  # What is compared
+                    against: str = 'BL',  # With which method
+                    level: float = .95,  # Of intervals
+                    ax=None  # Where to draw
+                   ):  # Axes
     "Differences within seeds: a dot for each seed, the mean with its interval"
     from matplotlib import pyplot as plt
     d = paired_differences(df, value, against)
-    ax = ax or plt.subplots(figsize=(6,.8+.4*d.shape[1]), layout='constrained')[1]
-    for y,m in enumerate(d):
+    ax = ax or plt.subplots(figsize=(6, .8 + .4 * d.shape[1]), layout='constrained')[1]
+    for y, m in enumerate(d):
         i = interval(d[m], level)
-        ax.plot(d[m], y+.25*np.linspace(-1, 1, len(d)+2)[1:-1], 'o', c='C0', alpha=.5, ms=4)   # seeds from top to bottom
-        ax.errorbar(i['mean'], y, xerr=np.nan_to_num(i['hi']-i['mean']), fmt='D', c='k', ms=5, capsize=4)
+        ax.plot(d[m], y + .25 * np.linspace(-1, 1, len(d) + 2)[1:-1], 'o', c='C0', alpha=.5, ms=4)   # seeds from top to bottom
+        ax.errorbar(i['mean'], y, xerr=np.nan_to_num(i['hi'] - i['mean']), fmt='D', c='k', ms=5, capsize=4)
     ax.axvline(0, c='k', lw=.8, ls=':')
-    ax.set(yticks=range(d.shape[1]), yticklabels=d.columns, ylim=(d.shape[1]-.5, -.5), xlabel=f'{value} minus that of {against}, same seed')
+    ax.set(yticks=range(d.shape[1]), yticklabels=d.columns, ylim=(d.shape[1] - .5, -.5), xlabel=f'{value} minus that of {against}, same seed')
     return ax
 
 # %% ../nbs/52_compare.ipynb #b814272e
@@ -124,30 +126,30 @@ class Comparison(pd.DataFrame):
     @property
     def _constructor(self): return Comparison
 
-    def summary(self, value:str='test_acc', against:str='BL', level:float=.95)->pd.DataFrame: # As from `summarize`
+    def summary(self, value: str = 'test_acc', against: str = 'BL', level: float = .95) -> pd.DataFrame:  # As from `summarize`
         "Every method beside `against`"
         return summarize(self, value, against, level)
 
-    def plot(self, value:str='test_acc', against:str='BL', level:float=.95, ax=None): # Axes
+    def plot(self, value: str = 'test_acc', against: str = 'BL', level: float = .95, ax=None):  # Axes
         "Differences within seeds, as `plot_comparison`"
         return plot_comparison(self, value, against, level, ax)
 
 # %% ../nbs/52_compare.ipynb #791f8e65
-_FIRST = ['method','seed','train_loss','train_acc','valid_loss','valid_acc','test_loss','test_acc','steps','epochs','rounds']
+_FIRST = ['method', 'seed', 'train_loss', 'train_acc', 'valid_loss', 'valid_acc', 'test_loss', 'test_acc', 'steps', 'epochs', 'rounds']
 
-def compare(recipe:Run, # What all runs share: network, task, how to learn; its method and seed are ignored
-            methods=('LW',), # Names or `Method`s, one or several
-            seeds:int|Sequence[int]=3, # How many, or which
-            controls:bool=True, # Also run warm restarts, rescaling, shrink and perturb?
-            store:Store|None=None, # Where runs are kept; default: as in `ask`
-            results=None, # CSV file with published results; may be missing
-            show:bool=True, # Show a progress bar?
-            workers:int|None=None # Runs at once, as in `sweep.run`
-           )->Comparison: # One row for each method and seed
+def compare(recipe: Run,  # What all runs share: network, task, how to learn; its method and seed are ignored
+            methods=('LW',),  # Names or `Method`s, one or several
+            seeds: int | Sequence[int] = 3,  # How many, or which
+            controls: bool = True,  # Also run warm restarts, rescaling, shrink and perturb?
+            store: Store | None = None,  # Where runs are kept; default: as in `ask`
+            results=None,  # CSV file with published results; may be missing
+            show: bool = True,  # Show a progress bar?
+            workers: int | None = None  # Runs at once, as in `sweep.run`
+           ) -> Comparison:  # One row for each method and seed
     "Run methods, their baseline of equally many steps, and controls, over paired seeds"
     runs = comparison_runs(recipe, methods, seeds, controls)
     kw = dict(engine=PATH, show=show, workers=workers, label='runs')
     df = sweep(runs, store, **kw) if store is not None and results is None else ask(runs, results, store, **kw)
-    labels = {r.hash:r.method.label for r in runs}
+    labels = {r.hash: r.method.label for r in runs}
     df = df.set_index('recipe', drop=False).loc[list(labels)].assign(method=lambda o: o.recipe.map(labels)).reset_index(drop=True)
     return Comparison(df[[*_FIRST, *(c for c in df if c not in _FIRST)]])

@@ -7,26 +7,28 @@ __all__ = ['METHOD_CALLBACKS', 'BLCallback', 'WarmRestartCallback', 'RescaleCall
 
 # %% ../nbs/36_controls.ipynb #a1a40d2e
 import sys
+
 import pandas as pd
 from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from torch import nn
+
 from .blocks import drawn
 from .core import check_number
-from .dsd import DSDCallback,DenseSparseDenseCallback
-from .fc import FCHeadCallback,LLFCallback,RIFLECallback
+from .dsd import DenseSparseDenseCallback, DSDCallback
+from .fc import FCHeadCallback, LLFCallback, RIFLECallback
 from .lw import LayerwiseCallback
-from .reinit import norm_of,rescale
-from .rounds import RoundCallback,find_blocks,fresh
-from .wels import KELSCallback,WELSCallback,WELSRCallback
+from .reinit import norm_of, rescale
+from .rounds import RoundCallback, find_blocks, fresh
+from .wels import KELSCallback, WELSCallback, WELSRCallback
 
 # %% ../nbs/36_controls.ipynb #07983918
 class BLCallback(RoundCallback):
     "BL: nothing happens; the log stays empty"
     first = sys.maxsize
     def __init__(self,
-                 rounds:int|None=None, # Only for what is shown; as in `RoundCallback`, like all that follow
-                 steps_per_round:int|None=None, blocks=None, seed:int=0):
+                 rounds: int | None = None,  # Only for what is shown; as in `RoundCallback`, like all that follow
+                 steps_per_round: int | None = None, blocks=None, seed: int = 0):
         super().__init__(rounds, steps_per_round, blocks, restart=False, seed=seed)
 
 class WarmRestartCallback(RoundCallback): "Warm restarts: the optimizer forgets and schedules restart, the weights go on"
@@ -35,52 +37,53 @@ class WarmRestartCallback(RoundCallback): "Warm restarts: the optimizer forgets 
 class RescaleCallback(RoundCallback):
     "Rescaling only: all weights get back the norm they had at first"
     def partly(self, b, r):
-        began = self.norm0 or {n:norm_of(w.detach()) for n,w in drawn(b.model).items()}
-        return {n:'rescaled' for n,s in began.items() if s>0}
-    def weights(self, ws, r): return {n:rescale(w, self.norm0[n]) for n,w in ws.items()},{}
+        began = self.norm0 or {n: norm_of(w.detach()) for n, w in drawn(b.model).items()}
+        return {n: 'rescaled' for n, s in began.items() if s > 0}
+    def weights(self, ws, r): return {n: rescale(w, self.norm0[n]) for n, w in ws.items()}, {}
 
 # %% ../nbs/36_controls.ipynb #f317b6e9
 class ShrinkPerturbCallback(RoundCallback):
     "Shrink and perturb: all weights times `shrink`, plus `perturb` times a fresh draw"
     @delegates(RoundCallback.__init__)
     def __init__(self,
-                 shrink:float=.6, # λ
-                 perturb:float=.1, # γ
+                 shrink: float = .6,  # λ
+                 perturb: float = .1,  # γ
                  **kwargs
                 ):
         super().__init__(**kwargs)
         store_attr('shrink,perturb')
-        check_number('shrink', shrink, 0, 1); check_number('perturb', perturb, 0)
+        check_number('shrink', shrink, 0, 1)
+        check_number('perturb', perturb, 0)
 
     def partly(self, b, r): return dict.fromkeys(drawn(b.model), 'shrunk')
     def weights(self, ws, r):
         eta = fresh(self.parts.model, ws, self.init, self.streams)
-        return {n:self.shrink*w + self.perturb*eta[n] for n,w in ws.items()},{}
+        return {n: self.shrink * w + self.perturb * eta[n] for n, w in ws.items()}, {}
 
 # %% ../nbs/36_controls.ipynb #81a6625d
-METHOD_CALLBACKS = {'BL':BLCallback, 'restart':WarmRestartCallback, 'rescale':RescaleCallback, 'shrink':ShrinkPerturbCallback,
-                    'WELSR':WELSRCallback, 'WELS':WELSCallback, 'KELS':KELSCallback, 'DSD':DSDCallback, 'DenseSparseDense':DenseSparseDenseCallback,
-                    'FC':FCHeadCallback, 'LLF':LLFCallback, 'RIFLE':RIFLECallback, 'LW':LayerwiseCallback}
+METHOD_CALLBACKS = {'BL': BLCallback, 'restart': WarmRestartCallback, 'rescale': RescaleCallback, 'shrink': ShrinkPerturbCallback,
+                    'WELSR': WELSRCallback, 'WELS': WELSCallback, 'KELS': KELSCallback, 'DSD': DSDCallback, 'DenseSparseDense': DenseSparseDenseCallback,
+                    'FC': FCHeadCallback, 'LLF': LLFCallback, 'RIFLE': RIFLECallback, 'LW': LayerwiseCallback}
 
 def _shares(plan, first):
     "What becomes of the entries when rounds begin"
-    p = plan[plan['round']>=first]
+    p = plan[plan['round'] >= first]
     if p.empty: return dict(interventions=0, kept=1., redrawn=0., rescaled=0., shrunk=0.)
     total = max(1, p.entries.sum())
-    part = lambda *words: p.entries[p.action.isin(words)].sum()/total
-    redrawn = p.redrawn.sum()/total
-    return dict(interventions=p['round'].nunique(), kept=part('kept','masked','pruned')-p.redrawn[p.action.isin(('masked','pruned'))].sum()/total,
+    part = lambda *words: p.entries[p.action.isin(words)].sum() / total
+    redrawn = p.redrawn.sum() / total
+    return dict(interventions=p['round'].nunique(), kept=part('kept', 'masked', 'pruned') - p.redrawn[p.action.isin(('masked', 'pruned'))].sum() / total,
                 redrawn=redrawn, rescaled=part('rescaled'), shrunk=part('shrunk'))
 
 # %% ../nbs/36_controls.ipynb #ca96c4a9
-def overview(model:nn.Module, # Any model
-             layer:str|None=None # For LLF; default: the block in the middle
-            )->pd.DataFrame: # One row per method
+def overview(model: nn.Module,  # Any model
+             layer: str | None = None  # For LLF; default: the block in the middle
+            ) -> pd.DataFrame:  # One row per method
     "What every method does to the entries of `model`, with its defaults"
-    b,rows = find_blocks(model),{}
-    for name,make in METHOD_CALLBACKS.items():
-        cb = make(layer or b[(len(b)+2)//2].name) if make is LLFCallback else make()
+    b, rows = find_blocks(model), {}
+    for name, make in METHOD_CALLBACKS.items():
+        cb = make(layer or b[(len(b) + 2) // 2].name) if make is LLFCallback else make()
         plan = cb.plan(model)
         rows[name] = dict(what=(make.__doc__ or '').partition(': ')[2], rounds=int(plan['round'].max()), **_shares(plan, cb.first),
-                          normalised=' → '.join(plan[plan.normalised].drop_duplicates(['round','block']).block), batches=int(plan[plan.normalised]['round'].nunique()))
+                          normalised=' → '.join(plan[plan.normalised].drop_duplicates(['round', 'block']).block), batches=int(plan[plan.normalised]['round'].nunique()))
     return pd.DataFrame(rows).T.rename_axis('method')

@@ -9,15 +9,31 @@ __all__ = ['SCALES', 'STREAMS', 'PROVENANCE', 'RESULTS_FORMAT', 'ReinitError', '
            'progress']
 
 # %% ../nbs/00_core.ipynb #67e77830
-import csv,difflib,hashlib,io,json,math,numbers,os,platform,shutil,sys,time,types,typing,uuid,warnings
+import csv
+import difflib
+import hashlib
+import io
+import json
+import math
+import numbers
+import os
+import platform
+import shutil
+import sys
+import time
+import types
+import typing
+import uuid
+import warnings
 from collections.abc import Iterable
-from contextlib import contextmanager,suppress
-from dataclasses import dataclass,fields
-from datetime import datetime,timezone
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
 from functools import cache
-from importlib import metadata,resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import ClassVar
+
 import numpy as np
 import pandas as pd
 import torch
@@ -28,29 +44,29 @@ class ReinitError(ValueError):
     "Wrong input, or a file that cannot be used: the message says what would be right"
 
 # %% ../nbs/00_core.ipynb #6408b52e
-def nearest(name, # What was asked for
-            options:Iterable[str] # What there is
-           )->str|None: # The most similar option, if any is similar
+def nearest(name,  # What was asked for
+            options: Iterable[str]  # What there is
+           ) -> str | None:  # The most similar option, if any is similar
     "The option closest to `name`, ignoring case"
-    known = {str(o).lower():o for o in options}
+    known = {str(o).lower(): o for o in options}
     found = difflib.get_close_matches(str(name).lower(), known, n=1)
     return known[found[0]] if found else None
 
 # %% ../nbs/00_core.ipynb #8b7311fa
-def unknown(arg:str, # Name of the argument
-            value, # What was given
-            options:Iterable[str] # What is known
-           )->str: # Message
+def unknown(arg: str,  # Name of the argument
+            value,  # What was given
+            options: Iterable[str]  # What is known
+           ) -> str:  # Message
     "Message for a `value` that is not among `options`"
     options = list(options)
     near = nearest(value, options)
     hint = '.' if near is None else f'; did you mean {near!r}?'
     return f'{arg}={value!r} is not known{hint} Known: {", ".join(map(str, options))}'
 
-def check_choice(arg:str, # Name of the argument
-                 value, # What was given
-                 options:Iterable[str] # What is allowed
-                ): # `value`
+def check_choice(arg: str,  # Name of the argument
+                 value,  # What was given
+                 options: Iterable[str]  # What is allowed
+                ):  # `value`
     "`value` if it is one of `options`, else an error with the nearest one"
     options = list(options)
     if value not in options: raise ReinitError(unknown(arg, value, options))
@@ -64,73 +80,73 @@ def _wanted(lo, hi, integer, finite, lo_open):
     high = '' if hi is None else f' <= {hi}'
     return kind + (' and' if low and high else '').join((low, high))
 
-def check_number(arg:str, # Name of the argument
-                 value, # What was given
-                 lo=None, # Smallest allowed
-                 hi=None, # Largest allowed
-                 integer:bool=False, # Whole numbers only?
-                 finite:bool=True, # Refuse infinity?
-                 lo_open:bool=False # Is `lo` itself too small?
-                ): # `value` as a plain `int` or `float`
+def check_number(arg: str,  # Name of the argument
+                 value,  # What was given
+                 lo=None,  # Smallest allowed
+                 hi=None,  # Largest allowed
+                 integer: bool = False,  # Whole numbers only?
+                 finite: bool = True,  # Refuse infinity?
+                 lo_open: bool = False  # Is `lo` itself too small?
+                ):  # `value` as a plain `int` or `float`
     "`value` if it is a number between `lo` and `hi`, else an error that says what is right"
     kind = numbers.Integral if integer else numbers.Real
-    ok = isinstance(value, kind) and not isinstance(value, bool) and value==value
+    ok = isinstance(value, kind) and not isinstance(value, bool) and value == value
     ok = ok and not (finite and value in (math.inf, -math.inf))
-    ok = ok and (lo is None or (value>lo if lo_open else value>=lo)) and (hi is None or value<=hi)
+    ok = ok and (lo is None or (value > lo if lo_open else value >= lo)) and (hi is None or value <= hi)
     if not ok: raise ReinitError(f'{arg}={value!r} should be {_wanted(lo, hi, integer, finite, lo_open)}')
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 # %% ../nbs/00_core.ipynb #d82bc66b
-SCALES = ('smoke','laptop','paper')
+SCALES = ('smoke', 'laptop', 'paper')
 
 def _setting(arg, value, env, default):
     "`value` if given, else environment variable `env`, else `default`; with the name of where it came from"
     if value is None and os.environ.get(env): return env, os.environ[env]
     return arg, default if value is None else value
 
-def scale(value:str|None=None # `smoke`, `laptop` or `paper`; default: `REINIT_SCALE`, else `laptop`
-         )->str: # The scale to run at
+def scale(value: str | None = None  # `smoke`, `laptop` or `paper`; default: `REINIT_SCALE`, else `laptop`
+         ) -> str:  # The scale to run at
     "The scale of this session"
     return check_choice(*_setting('scale', value, 'REINIT_SCALE', 'laptop'), SCALES)
 
 # %% ../nbs/00_core.ipynb #4d16e902
-def by_scale(smoke, # Value at smoke scale
-             laptop, # Value at laptop scale
-             paper, # Value at the paper's scale
-             scale:str|None=None # As in `scale`
-            ): # One of the three
+def by_scale(smoke,  # Value at smoke scale
+             laptop,  # Value at laptop scale
+             paper,  # Value at the paper's scale
+             scale: str | None = None  # As in `scale`
+            ):  # One of the three
     "Pick a value by scale"
     where = _setting('scale', scale, 'REINIT_SCALE', 'laptop')
-    return (smoke,laptop,paper)[SCALES.index(check_choice(*where, SCALES))]
+    return (smoke, laptop, paper)[SCALES.index(check_choice(*where, SCALES))]
 
 # %% ../nbs/00_core.ipynb #55dcc1c0
 def _available(d):
     "Is the `torch.device` here?"
-    if d.type=='cuda': return torch.cuda.is_available() and (d.index or 0) < torch.cuda.device_count()
-    return d.type=='cpu' or (d.type=='mps' and torch.backends.mps.is_available())
+    if d.type == 'cuda': return torch.cuda.is_available() and (d.index or 0) < torch.cuda.device_count()
+    return d.type == 'cpu' or (d.type == 'mps' and torch.backends.mps.is_available())
 
-def default_device(value=None # Device or its name; default: `REINIT_DEVICE`, else the best there is
-                  )->torch.device:
+def default_device(value=None  # Device or its name; default: `REINIT_DEVICE`, else the best there is
+                  ) -> torch.device:
     "The device to run on: CUDA before MPS before CPU, unless told otherwise"
-    best = next(d for d in ('cuda','mps','cpu') if _available(torch.device(d)))
-    where,value = _setting('device', value, 'REINIT_DEVICE', best)
+    best = next(d for d in ('cuda', 'mps', 'cpu') if _available(torch.device(d)))
+    where, value = _setting('device', value, 'REINIT_DEVICE', best)
     try: d = torch.device(value)
-    except (RuntimeError, TypeError): raise ReinitError(unknown(where, value, ('cuda','mps','cpu'))) from None
+    except (RuntimeError, TypeError): raise ReinitError(unknown(where, value, ('cuda', 'mps', 'cpu'))) from None
     if not _available(d): raise ReinitError(f'{where}={str(value)!r} is not available on this machine; {best!r} is')
     return d
 
 # %% ../nbs/00_core.ipynb #178a98e9
-STREAMS = ('init','reinit','mask','data','noise')
+STREAMS = ('init', 'reinit', 'mask', 'data', 'noise')
 
 def _generator(path, device):
     "A generator on `device` whose whole state follows from `path`"
     seed = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], 'big')
     g = torch.Generator(device).manual_seed(seed)
-    if g.device.type!='cpu': return g
+    if g.device.type != 'cpu': return g
     # On the CPU torch uses 32 bits of a seed: fill all 624 words of the state
-    words = np.frombuffer(hashlib.shake_256(path.encode()).digest(4*624), '<u4').astype('<i8')
+    words = np.frombuffer(hashlib.shake_256(path.encode()).digest(4 * 624), '<u4').astype('<i8')
     state = g.get_state()
-    state[24:24+8*624] = torch.from_numpy(words).view(torch.uint8)
+    state[24:24 + 8 * 624] = torch.from_numpy(words).view(torch.uint8)
     g.set_state(state)
     return g
 
@@ -141,19 +157,19 @@ class NoStream(ReinitError, AttributeError):
 class Streams:
     "Independent named generators, all derived from one `seed`"
     def __init__(self,
-                 seed:int, # Any whole number >= 0
-                 device='cpu' # Where the generators live
+                 seed: int,  # Any whole number >= 0
+                 device='cpu'  # Where the generators live
                 ):
         self.path = str(check_number('seed', seed, 0, integer=True))
-        self.device,self._made = default_device(device),{}
+        self.device, self._made = default_device(device), {}
 
-    def __getitem__(self, name)->torch.Generator:
+    def __getitem__(self, name) -> torch.Generator:
         if name not in STREAMS: raise NoStream(unknown('stream', name, STREAMS))
         if name not in self._made: self._made[name] = _generator(f'{self.path}/{name}', self.device)
         return self._made[name]
 
     @property
-    def seed(self)->int: return int(self.path.partition('/')[0])
+    def seed(self) -> int: return int(self.path.partition('/')[0])
 
     def __getattr__(self, name):
         if name.startswith('_'): raise AttributeError(name)
@@ -163,9 +179,9 @@ class Streams:
 
 # %% ../nbs/00_core.ipynb #b8d37d3f
 @patch
-def fork(self:Streams,
-         key:int|str # Name or number of a part: a layer, a member, ...
-        )->Streams: # Fresh streams that depend on the seed and `key` only
+def fork(self: Streams,
+         key: int | str  # Name or number of a part: a layer, a member, ...
+        ) -> Streams:  # Fresh streams that depend on the seed and `key` only
     "Streams for one part of a run"
     if not isinstance(key, str): key = check_number('key', key, integer=True)
     new = Streams(0, self.device)
@@ -174,24 +190,24 @@ def fork(self:Streams,
 
 # %% ../nbs/00_core.ipynb #b8d37d02
 @patch
-def state_dict(self:Streams)->dict: # Loads with `torch.load(..., weights_only=True)`
+def state_dict(self: Streams) -> dict:  # Loads with `torch.load(..., weights_only=True)`
     "Where every stream stands"
-    return dict(path=self.path, device=str(self.device), states={k:g.get_state() for k,g in self._made.items()})
+    return dict(path=self.path, device=str(self.device), states={k: g.get_state() for k, g in self._made.items()})
 
 @patch
-def load_state_dict(self:Streams, state:dict):
+def load_state_dict(self: Streams, state: dict):
     "Go back to where `state_dict` was taken"
     there = torch.device(state['device']).type
-    if there!=self.device.type: raise ReinitError(f'streams saved on {there!r} cannot go on at {self.device.type!r}: make Streams(seed, {there!r})')
-    self.path,self._made = state['path'],{k:torch.Generator(self.device) for k in state['states']}
-    for k,v in state['states'].items(): self._made[k].set_state(v.cpu())
+    if there != self.device.type: raise ReinitError(f'streams saved on {there!r} cannot go on at {self.device.type!r}: make Streams(seed, {there!r})')
+    self.path, self._made = state['path'], {k: torch.Generator(self.device) for k in state['states']}
+    for k, v in state['states'].items(): self._made[k].set_state(v.cpu())
 
 # %% ../nbs/00_core.ipynb #b8d37d03
 @patch
-def __getstate__(self:Streams): return self.state_dict()
+def __getstate__(self: Streams): return self.state_dict()
 
 @patch
-def __setstate__(self:Streams, state):
+def __setstate__(self: Streams, state):
     self.device = torch.device(state['device'])
     self.load_state_dict(state)
 
@@ -206,27 +222,27 @@ def _fit_number(value, want):
     elif want is int and isinstance(value, numbers.Integral): return int(value)
     elif want is float and isinstance(value, numbers.Real):
         with suppress(OverflowError):
-            if math.isfinite(value): return float(value)+0.   # 1 becomes 1.0, and -0.0 becomes 0.0: what is equal has the same hash
+            if math.isfinite(value): return float(value) + 0.   # 1 becomes 1.0, and -0.0 becomes 0.0: what is equal has the same hash
     raise TypeError
 
 # %% ../nbs/00_core.ipynb #cc911066
 def _fit_tuple(value, items):
     "A tuple or list as a tuple of `items`, or `TypeError`"
     if not isinstance(value, (tuple, list)): raise TypeError
-    if not items: items = (bool|int|float|str|tuple|Recipe|None, ...)
-    if len(items)==2 and items[1] is ...: items = items[:1]*len(value)
-    if len(items)!=len(value): raise TypeError
-    return tuple(_fit(v, w) for v,w in zip(value, items))
+    if not items: items = (bool | int | float | str | tuple | Recipe | None, ...)
+    if len(items) == 2 and items[1] is ...: items = items[:1] * len(value)
+    if len(items) != len(value): raise TypeError
+    return tuple(_fit(v, w) for v, w in zip(value, items))
 
 def _fit(value, want):
     "`value` as the annotated type `want`, or `TypeError`"
-    origin,args = typing.get_origin(want),typing.get_args(want)
+    origin, args = typing.get_origin(want), typing.get_args(want)
     if origin in (typing.Union, types.UnionType):
         for w in args:
             try: return _fit(value, w)
             except TypeError: pass
     elif want in (bool, int, float): return _fit_number(value, want)
-    elif tuple in (want, origin):    return _fit_tuple(value, args)
+    elif tuple in (want, origin): return _fit_tuple(value, args)
     elif want is str and isinstance(value, str): return ''.join(value)   # a plain `str`, also from a subclass
     elif isinstance(want, type) and issubclass(want, (Recipe, type(None))) and isinstance(value, want): return value
     raise TypeError
@@ -237,8 +253,8 @@ _recipes = {}   # class by name, for `Recipe.from_dict`
 @dataclass(frozen=True)
 class Recipe:
     "Everything that decides a run: subclass it as a frozen dataclass, and add `check` for values that types cannot tell"
-    version:ClassVar[int] = 1   # raise it when the same fields come to mean something else
-    later:ClassVar[tuple] = ()  # fields that came after results were published: while they have their default, the fingerprint is the old one
+    version: ClassVar[int] = 1   # raise it when the same fields come to mean something else
+    later: ClassVar[tuple] = ()  # fields that came after results were published: while they have their default, the fingerprint is the old one
 
     def __init_subclass__(cls, **kw):
         super().__init_subclass__(**kw)
@@ -251,7 +267,7 @@ class Recipe:
 
     def __post_init__(self):
         for f in fields(self):
-            v,want = getattr(self, f.name),_hints(type(self))[f.name]
+            v, want = getattr(self, f.name), _hints(type(self))[f.name]
             try: object.__setattr__(self, f.name, _fit(v, want))
             except TypeError:
                 want = want.__name__ if isinstance(want, type) and not typing.get_args(want) else want
@@ -267,22 +283,22 @@ class Recipe:
             if n not in known: raise ReinitError(unknown(f'{cls.__name__} field', n, known))
 
 # %% ../nbs/00_core.ipynb #2da8d523
-def canonical(x)->str: # The same text for the same content, whatever the order of the keys
+def canonical(x) -> str:  # The same text for the same content, whatever the order of the keys
     "Canonical JSON"
-    return json.dumps(x, sort_keys=True, separators=(',',':'))
+    return json.dumps(x, sort_keys=True, separators=(',', ':'))
 
 def _plain(v):
     if isinstance(v, Recipe): return v.to_dict()
     return [_plain(o) for o in v] if isinstance(v, tuple) else v
 
 @patch
-def to_dict(self:Recipe)->dict: # Ready for JSON
+def to_dict(self: Recipe) -> dict:  # Ready for JSON
     "Class name, version and fields"
-    shown = [f.name for f in fields(self) if f.name not in self.later or getattr(self, f.name)!=f.default]
-    return {'class':type(self).__name__, 'version':self.version, 'fields':{k:_plain(getattr(self, k)) for k in shown}}
+    shown = [f.name for f in fields(self) if f.name not in self.later or getattr(self, f.name) != f.default]
+    return {'class': type(self).__name__, 'version': self.version, 'fields': {k: _plain(getattr(self, k)) for k in shown}}
 
 @patch(as_prop=True)
-def hash(self:Recipe)->str: # 16 hex digits
+def hash(self: Recipe) -> str:  # 16 hex digits
     "Fingerprint of class, version and fields"
     return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()[:16]
 
@@ -292,41 +308,41 @@ def _unplain(v):
     return tuple(map(_unplain, v)) if isinstance(v, list) else v
 
 @patch(cls_method=True)
-def from_dict(cls:Recipe, d:dict)->Recipe:
+def from_dict(cls: Recipe, d: dict) -> Recipe:
     "The recipe that `to_dict` described"
-    if set(d)!={'class','version','fields'}: raise ReinitError(f'{d} is not a recipe: it needs class, version and fields')
+    if set(d) != {'class', 'version', 'fields'}: raise ReinitError(f'{d} is not a recipe: it needs class, version and fields')
     name = check_choice('recipe', d['class'], _recipes)
     new = _recipes[name]
     if not issubclass(new, cls): raise ReinitError(f'{name} is not a {cls.__name__}')
-    if d['version']!=new.version:
+    if d['version'] != new.version:
         raise ReinitError(f'{name} was written as version {d["version"]} and is version {new.version} now: run it anew')
-    return new(**{k:_unplain(v) for k,v in d['fields'].items()})
+    return new(**{k: _unplain(v) for k, v in d['fields'].items()})
 
 # %% ../nbs/00_core.ipynb #b8d37d04
 @patch
-def replace(self:Recipe, **kw)->Recipe: # A new recipe
+def replace(self: Recipe, **kw) -> Recipe:  # A new recipe
     "The same recipe with some fields changed"
     self._check_names(kw)
-    return type(self)(**{f.name:getattr(self, f.name) for f in fields(self)} | kw)
+    return type(self)(**{f.name: getattr(self, f.name) for f in fields(self)} | kw)
 
 def _flat(v, name):
     "Dotted names and plain values below one field"
-    if isinstance(v, Recipe): return {name:type(v).__name__} | flat(v, name+'.')
-    if not (isinstance(v, tuple) and any(isinstance(o, (Recipe, tuple)) for o in v)): return {name:v}
-    return {k:o for i,x in enumerate(v) for k,o in _flat(x, f'{name}.{i}').items()}
+    if isinstance(v, Recipe): return {name: type(v).__name__} | flat(v, name + '.')
+    if not (isinstance(v, tuple) and any(isinstance(o, (Recipe, tuple)) for o in v)): return {name: v}
+    return {k: o for i, x in enumerate(v) for k, o in _flat(x, f'{name}.{i}').items()}
 
-def flat(r:Recipe, # A recipe
-         prefix:str='' # Put before every name
-        )->dict: # Plain values by dotted name
+def flat(r: Recipe,  # A recipe
+         prefix: str = ''  # Put before every name
+        ) -> dict:  # Plain values by dotted name
     "All fields of `r`, those of recipes within it as `outer.inner`"
-    return {k:v for f in fields(r) for k,v in _flat(getattr(r, f.name), prefix+f.name).items()}
+    return {k: v for f in fields(r) for k, v in _flat(getattr(r, f.name), prefix + f.name).items()}
 
 # %% ../nbs/00_core.ipynb #a0036614
-def diff(a:Recipe, b:Recipe)->pd.DataFrame: # Columns field, a, b; one row per difference
+def diff(a: Recipe, b: Recipe) -> pd.DataFrame:  # Columns field, a, b; one row per difference
     "Where two recipes differ"
-    x,y = ({'class':type(r).__name__} | flat(r) for r in (a,b))
-    rows = [(k, x.get(k, '—'), y.get(k, '—')) for k in x|y if k not in x or k not in y or x[k]!=y[k]]
-    return pd.DataFrame(rows, columns=['field','a','b'], dtype=object)
+    x, y = ({'class': type(r).__name__} | flat(r) for r in (a, b))
+    rows = [(k, x.get(k, '—'), y.get(k, '—')) for k in x | y if k not in x or k not in y or x[k] != y[k]]
+    return pd.DataFrame(rows, columns=['field', 'a', 'b'], dtype=object)
 
 # %% ../nbs/00_core.ipynb #ef4ee1d3
 def _sync_dir(path):
@@ -338,12 +354,14 @@ def _sync_dir(path):
 
 def _write_synced(path, data):
     with open(path, 'wb') as f:
-        f.write(data); f.flush(); os.fsync(f.fileno())
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
 
 # %% ../nbs/00_core.ipynb #779fc491
-def atomic_write(path, # File to write; its folder is made if needed
-                 data:str|bytes # Content
-                )->Path:
+def atomic_write(path,  # File to write; its folder is made if needed
+                 data: str | bytes  # Content
+                ) -> Path:
     "Write `data` under a temporary name, then rename: `path` is always the old or the new file, never half of one"
     path = Path(path)
     tmp = path.with_name(f'.tmp-{uuid.uuid4().hex[:12]}-{path.name}')
@@ -358,7 +376,7 @@ def atomic_write(path, # File to write; its folder is made if needed
     return path
 
 # %% ../nbs/00_core.ipynb #fb7d05ea
-PROVENANCE = ('reinit_nb','python','torch','numpy','fastai','machine','date')
+PROVENANCE = ('reinit_nb', 'python', 'torch', 'numpy', 'fastai', 'machine', 'date')
 
 def _version(package):
     try: return metadata.version(package)
@@ -366,11 +384,11 @@ def _version(package):
 
 @cache
 def _machine(device):
-    name = torch.cuda.get_device_name(device) if device.type=='cuda' else device.type.upper()
+    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type.upper()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     return f'{platform.machine()}, {cores} cores, {name}'
 
-def provenance()->dict: # Flat, all strings
+def provenance() -> dict:  # Flat, all strings
     "Versions, machine and date"
     from reinit_nb import __version__
     date = datetime.now(timezone.utc).isoformat(timespec='seconds')
@@ -382,22 +400,23 @@ class Store:
     "Runs on disk: one folder per recipe hash, safe for several processes at once"
     format = 1   # of a record
     def __init__(self,
-                 root=None # Folder; default: `REINIT_RUNS`, else `runs`
+                 root=None  # Folder; default: `REINIT_RUNS`, else `runs`
                 ):
         self.root = Path(_setting('root', root, 'REINIT_RUNS', 'runs')[1]).expanduser()
     def __repr__(self): return f'Store({self.root.as_posix()!r})'
-    def path(self, recipe:Recipe)->Path: # Folder of this recipe's record
+    def path(self, recipe: Recipe) -> Path:  # Folder of this recipe's record
         "Where `recipe` is, or would be, kept"
-        return self.root/recipe.hash[:2]/recipe.hash
+        return self.root / recipe.hash[:2] / recipe.hash
 
 # %% ../nbs/00_core.ipynb #b8d37d05
 @patch
-def check_writable(self:Store)->Store: # The store itself
+def check_writable(self: Store) -> Store:  # The store itself
     "Raise an error now rather than after hours of work if nothing can be written"
     try:
         self.root.mkdir(parents=True, exist_ok=True)
-        probe = self.root/f'.tmp-{uuid.uuid4().hex}'
-        probe.mkdir(); probe.rmdir()
+        probe = self.root / f'.tmp-{uuid.uuid4().hex}'
+        probe.mkdir()
+        probe.rmdir()
     except OSError as e:
         raise ReinitError(f'the store {self.root} cannot be written ({e.strerror}): give another root, or set REINIT_RUNS') from e
     return self
@@ -413,16 +432,16 @@ def _value(name, v):
 
 def _check_rows(recipe, rows):
     "Rows as plain dicts, with no column that the recipe or the results files have already"
-    rows = [{k:_value(k, v) for k,v in row.items()} for row in rows]
+    rows = [{k: _value(k, v) for k, v in row.items()} for row in rows]
     taken = {*flat(recipe), *PROVENANCE, 'recipe', 'format'}
     for k in {k for row in rows for k in row} & taken: raise ReinitError(f'row column {k!r} is taken by the recipe or by provenance: rename it')
     return rows
 
-def _checksum(record): return hashlib.sha256(canonical({k:v for k,v in record.items() if k!='sha256'}).encode()).hexdigest()
+def _checksum(record): return hashlib.sha256(canonical({k: v for k, v in record.items() if k != 'sha256'}).encode()).hexdigest()
 
 # %% ../nbs/00_core.ipynb #b8d37d06
 @patch
-def _settle(self:Store, recipe, tmp, final):
+def _settle(self: Store, recipe, tmp, final):
     "Rename `tmp` to `final`, unless a valid record is there"
     for last in (False, True):
         try: os.rename(tmp, final); return _sync_dir(final.parent)
@@ -432,20 +451,20 @@ def _settle(self:Store, recipe, tmp, final):
 
 # %% ../nbs/00_core.ipynb #b8d37d07
 @patch
-def put(self:Store,
-        recipe:Recipe, # What was run
-        rows:Iterable[dict], # What came out: flat dicts of numbers and strings
-        seconds:float|None=None # How long it took
-       )->Path: # Folder of the record
+def put(self: Store,
+        recipe: Recipe,  # What was run
+        rows: Iterable[dict],  # What came out: flat dicts of numbers and strings
+        seconds: float | None = None  # How long it took
+       ) -> Path:  # Folder of the record
     "Keep the result of `recipe`; if another process was first, its record stays"
     record = dict(format=self.format, recipe=recipe.to_dict(), rows=_check_rows(recipe, rows), provenance=provenance(),
                   seconds=seconds if seconds is None else float(seconds))
     record['sha256'] = _checksum(record)
     self.check_writable()
-    final,tmp = self.path(recipe),self.root/f'.tmp-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:12]}'
+    final, tmp = self.path(recipe), self.root / f'.tmp-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:12]}'
     try:
         tmp.mkdir()
-        _write_synced(tmp/'record.json', json.dumps(record, indent=1).encode())
+        _write_synced(tmp / 'record.json', json.dumps(record, indent=1).encode())
         final.parent.mkdir(exist_ok=True)
         self._settle(recipe, tmp, final)
     except OSError as e: raise ReinitError(f'{final} cannot be written: {e.strerror}') from e
@@ -457,28 +476,28 @@ def _damage(text, recipe):
     "What is wrong with the text of a record (`None`: nothing), and the record"
     try:
         record = json.loads(text)
-        if record['sha256']!=_checksum(record): return 'its checksum is wrong',None
-        if canonical(record['recipe'])!=canonical(recipe.to_dict()): return 'it belongs to another recipe',None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError): return 'it cannot be parsed',None
-    return None,record
+        if record['sha256'] != _checksum(record): return 'its checksum is wrong', None
+        if canonical(record['recipe']) != canonical(recipe.to_dict()): return 'it belongs to another recipe', None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError): return 'it cannot be parsed', None
+    return None, record
 
 @patch
-def record(self:Store, recipe:Recipe)->dict|None: # All that was kept, or `None`
+def record(self: Store, recipe: Recipe) -> dict | None:  # All that was kept, or `None`
     "The valid record of `recipe`; a damaged one is moved aside"
     folder = self.path(recipe)
     if not folder.exists(): return None
-    try: reason,record = _damage((folder/'record.json').read_bytes(), recipe)
-    except FileNotFoundError: reason,record = 'it has no record.json',None
+    try: reason, record = _damage((folder / 'record.json').read_bytes(), recipe)
+    except FileNotFoundError: reason, record = 'it has no record.json', None
     if reason: return self._set_aside(folder, reason)
-    if record['format']!=self.format:
+    if record['format'] != self.format:
         raise ReinitError(f"{folder} has format {record['format']}, written by reinit_nb {record['provenance']['reinit_nb']}; this is format "
                           f"{self.format}: use another root, or delete that folder to run it again")
     return record
 
 # %% ../nbs/00_core.ipynb #b8d37d08
 @patch
-def _set_aside(self:Store, folder, reason):
-    aside = self.root/'.corrupt'/f'{folder.name}-{uuid.uuid4().hex[:8]}'
+def _set_aside(self: Store, folder, reason):
+    aside = self.root / '.corrupt' / f'{folder.name}-{uuid.uuid4().hex[:8]}'
     try:
         aside.parent.mkdir(exist_ok=True)
         os.rename(folder, aside)
@@ -487,21 +506,21 @@ def _set_aside(self:Store, folder, reason):
     warnings.warn(f'the record {folder} is damaged, {reason}: {where}; the recipe counts as not run', stacklevel=4)
 
 @patch
-def get(self:Store, recipe:Recipe)->list|None: # Rows, or `None` if there is no valid record
+def get(self: Store, recipe: Recipe) -> list | None:  # Rows, or `None` if there is no valid record
     "The rows of `recipe`"
     record = self.record(recipe)
     return None if record is None else record['rows']
 
 @patch
-def __contains__(self:Store, recipe:Recipe): return self.record(recipe) is not None
+def __contains__(self: Store, recipe: Recipe): return self.record(recipe) is not None
 
 # %% ../nbs/00_core.ipynb #9c324add
 def _lock(path):
     "An open file that holds the lock `path`, or `None` if another process does"
-    import fcntl   # not on Windows
+    import fcntl  # not on Windows
     while True:
         f = open(path, 'a')
-        try: fcntl.flock(f, fcntl.LOCK_EX|fcntl.LOCK_NB)
+        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError: return f.close()
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(f.fileno()), os.stat(path)): return f
@@ -509,10 +528,10 @@ def _lock(path):
 
 @patch
 @contextmanager
-def claim(self:Store, recipe:Recipe):
+def claim(self: Store, recipe: Recipe):
     "`with store.claim(recipe) as mine:`, where `mine` is false if another live process is running `recipe`"
-    if os.name!='posix': yield True; return   # no such locks: everyone may
-    path = self.check_writable().root/'.locks'/recipe.hash
+    if os.name != 'posix': yield True; return   # no such locks: everyone may
+    path = self.check_writable().root / '.locks' / recipe.hash
     path.parent.mkdir(exist_ok=True)
     f = _lock(path)
     try: yield f is not None
@@ -521,19 +540,19 @@ def claim(self:Store, recipe:Recipe):
 
 # %% ../nbs/00_core.ipynb #b8d37d09
 @patch
-def clean(self:Store)->int: # Number of folders removed
+def clean(self: Store) -> int:  # Number of folders removed
     "Remove what killed writers left: temporary folders whose process is gone, or which are older than an hour"
     old = [p for p in self.root.glob('.tmp-*') if not self._writing(p)]
     for p in old: shutil.rmtree(p, ignore_errors=True)
     return len(old)
 
 @patch
-def _writing(self:Store, tmp):
+def _writing(self: Store, tmp):
     "Could the process that made folder `tmp` still be writing to it?"
-    try: young = time.time()-tmp.stat().st_mtime < 3600
+    try: young = time.time() - tmp.stat().st_mtime < 3600
     except FileNotFoundError: return True   # just renamed or removed by its owner
-    host,_,pid = tmp.name.removeprefix('.tmp-').rpartition('-')[0].rpartition('-')
-    if host!=platform.node() or os.name=='nt': return young
+    host, _, pid = tmp.name.removeprefix('.tmp-').rpartition('-')[0].rpartition('-')
+    if host != platform.node() or os.name == 'nt': return young
     try: os.kill(int(pid), 0)
     except ProcessLookupError: return False
     except PermissionError: pass
@@ -541,63 +560,63 @@ def _writing(self:Store, tmp):
 
 # %% ../nbs/00_core.ipynb #b8d37d10
 @patch
-def frame(self:Store,
-          recipes:Iterable[Recipe], # Which runs
-          provenance:bool=False # Add each run's versions, machine and date?
-         )->pd.DataFrame: # One row per row of each record: recipe hash, recipe fields, what was measured
+def frame(self: Store,
+          recipes: Iterable[Recipe],  # Which runs
+          provenance: bool = False  # Add each run's versions, machine and date?
+         ) -> pd.DataFrame:  # One row per row of each record: recipe hash, recipe fields, what was measured
     "Runs as a tidy table"
     found = [(r, self.record(r)) for r in recipes]
-    missing = [r for r,rec in found if rec is None]
+    missing = [r for r, rec in found if rec is None]
     if missing: raise ReinitError(f'{len(missing)} of {len(found)} recipes are not in {self}, the first is {missing[0]}: run them first')
     return pd.DataFrame([dict(recipe=r.hash) | flat(r) | row | (rec['provenance'] if provenance else {})
-                         for r,rec in found for row in rec['rows']])
+                         for r, rec in found for row in rec['rows']])
 
 # %% ../nbs/00_core.ipynb #c015490f
 RESULTS_FORMAT = 1
 
-def save_results(df:pd.DataFrame, # Tidy table, as from `Store.frame`
-                 path # CSV file
-                )->Path:
+def save_results(df: pd.DataFrame,  # Tidy table, as from `Store.frame`
+                 path  # CSV file
+                ) -> Path:
     "Write `df` as CSV, with provenance and format, floats to six digits"
     if not len(df): raise ReinitError(f'there are no rows to save to {path}')
-    extra = {k:v for k,v in provenance().items() if k not in df} | dict(format=RESULTS_FORMAT)
+    extra = {k: v for k, v in provenance().items() if k not in df} | dict(format=RESULTS_FORMAT)
     df = df.drop(columns='format', errors='ignore').assign(**extra)   # the format comes last: a file cut short lacks it
     return atomic_write(path, df.to_csv(index=False, float_format='%.6g', lineterminator='\n'))
 
 # %% ../nbs/00_core.ipynb #4c9d1a6c
 def _read_csv(text):
     "Nothing but an empty cell means missing; hashes and versions stay strings"
-    return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[''], dtype=dict.fromkeys(('recipe',*PROVENANCE), str))
+    return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[''], dtype=dict.fromkeys(('recipe', *PROVENANCE), str))
 
-def load_results(path # CSV file written by `save_results`
-                )->pd.DataFrame:
+def load_results(path  # CSV file written by `save_results`
+                ) -> pd.DataFrame:
     "Read results, if they are whole and of this format"
     try: text = Path(path).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as e: raise ReinitError(f'{path} cannot be read: {getattr(e, "strerror", None) or "not text"}') from e
     lines = list(csv.reader(io.StringIO(text)))
-    if len(lines)<2 or not text.endswith('\n') or any(len(o)!=len(lines[0]) for o in lines):
+    if len(lines) < 2 or not text.endswith('\n') or any(len(o) != len(lines[0]) for o in lines):
         raise ReinitError(f'{path} is cut short or damaged: restore it, or delete it and run the study again')
     df = _read_csv(text)
     found = set(df['format']) if 'format' in df else {'none'}
-    if found!={RESULTS_FORMAT}:
+    if found != {RESULTS_FORMAT}:
         raise ReinitError(f'{path} has format {", ".join(sorted(map(str, found)))}, this version reads {RESULTS_FORMAT}: '
                           'load it with the version that wrote it, or delete it and run the study again')
     return df
 
 # %% ../nbs/00_core.ipynb #3f6bdaf8
-def results_rows(df:pd.DataFrame, # From `load_results`
-                 recipe:Recipe
-                )->list|None: # Rows as from `Store.get`, or `None` if `recipe` is not in `df`
+def results_rows(df: pd.DataFrame,  # From `load_results`
+                 recipe: Recipe
+                ) -> list | None:  # Rows as from `Store.get`, or `None` if `recipe` is not in `df`
     "What `recipe` measured, according to a results file"
-    found = df[df['recipe']==recipe.hash]
+    found = df[df['recipe'] == recipe.hash]
     if not len(found): return None
-    return found.drop(columns=['recipe','format',*PROVENANCE,*flat(recipe)], errors='ignore').to_dict('records')
+    return found.drop(columns=['recipe', 'format', *PROVENANCE, *flat(recipe)], errors='ignore').to_dict('records')
 
 # %% ../nbs/00_core.ipynb #9ce9df37
-def paper_table(name:str # For example `reinit_table1`
-               )->pd.DataFrame:
+def paper_table(name: str  # For example `reinit_table1`
+               ) -> pd.DataFrame:
     "A table of a paper, as printed there"
-    tables = {f.name.removesuffix('.csv'):f for f in resources.files('reinit_nb').joinpath('data').iterdir() if f.name.endswith('.csv')}
+    tables = {f.name.removesuffix('.csv'): f for f in resources.files('reinit_nb').joinpath('data').iterdir() if f.name.endswith('.csv')}
     return _read_csv(tables[check_choice('table', name, sorted(tables))].read_text(encoding='utf-8'))
 
 # %% ../nbs/00_core.ipynb #45a54a5f
@@ -610,20 +629,21 @@ def _bar(total, label):
     bar.comment = label
     return bar
 
-def progress(iterable:Iterable, # What to go through
-             total:int|None=None, # Its length, if it cannot tell itself
-             label:str='', # Shown beside the bar
-             show:bool=True # Show a bar at all?
-            ): # The items of `iterable`
+def progress(iterable: Iterable,  # What to go through
+             total: int | None = None,  # Its length, if it cannot tell itself
+             label: str = '',  # Shown beside the bar
+             show: bool = True  # Show a bar at all?
+            ):  # The items of `iterable`
     "Go through `iterable` with a bar in a notebook or terminal, and in silence elsewhere"
     if total is None and hasattr(iterable, '__len__'): total = len(iterable)
-    bar = _bar(total, label) if show and total!=0 else None
+    bar = _bar(total, label) if show and total != 0 else None
     if bar is None: yield from iterable; return
-    bar.update(0); done = False
+    bar.update(0)
+    done = False
     try:
-        for i,o in enumerate(iterable, 1):
+        for i, o in enumerate(iterable, 1):
             yield o
-            if total is None or i<=total: bar.update(i)
+            if total is None or i <= total: bar.update(i)
         done = True
     finally:   # also when the loop was left by Ctrl-C or `break`: the next line starts at its beginning
         if not done: bar.on_interrupt()

@@ -11,132 +11,134 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 import torch
-from .core import ReinitError,Streams,check_choice,check_number,progress
+
+from .core import ReinitError, Streams, check_choice, check_number, progress
 
 # %% ../nbs/22_cover.ipynb #16a2cdf7
 def _dims(N, d, bias=False):
     "Both checked; the dimensions that the count sees"
-    return check_number('N', N, 1, integer=True),check_number('d', d, 1, integer=True)+bool(bias)
+    return check_number('N', N, 1, integer=True), check_number('d', d, 1, integer=True) + bool(bias)
 
 # %% ../nbs/22_cover.ipynb #e4c625b9
-def cover_count(N:int, # Points
-                d:int, # Dimensions
-                bias:bool=False # May hyperplanes miss the origin?
-               )->int: # Exact, however large
+def cover_count(N: int,  # Points
+                d: int,  # Dimensions
+                bias: bool = False  # May hyperplanes miss the origin?
+               ) -> int:  # Exact, however large
     "C(N, d): the dichotomies of `N` points in general position that a hyperplane makes"
-    N,d = _dims(N, d, bias)
+    N, d = _dims(N, d, bias)
     total = term = 1
     for k in range(1, min(d, N)):
-        term = term*(N-k)//k
+        term = term * (N - k) // k
         total += term
-    return 2*total
+    return 2 * total
 
 # %% ../nbs/22_cover.ipynb #51be1d5c
 def _stirling(n):
     "log n! minus Stirling's formula"
-    if n<16: return math.lgamma(n+1.) - (n+.5)*math.log(n) + n - .5*math.log(2*math.pi) if n else 0.
-    return (1/12-(1/360-(1/1260-(1/1680-1/1188/n**2)/n**2)/n**2)/n**2)/n
+    if n < 16: return math.lgamma(n + 1.) - (n + .5) * math.log(n) + n - .5 * math.log(2 * math.pi) if n else 0.
+    return (1 / 12 - (1 / 360 - (1 / 1260 - (1 / 1680 - 1 / 1188 / n**2) / n**2) / n**2) / n**2) / n
 
 # %% ../nbs/22_cover.ipynb #2fb89b5c
 def _deviance(x, m):
     "x·log(x/m) + m − x, without cancellation where x is near m"
     if not x: return m
-    v = (x-m)/(x+m)
-    if abs(v)>=.1: return x*math.log(x/m)+m-x
-    return (x-m)*v + 2*x*sum(v**(2*j+1)/(2*j+1) for j in range(1, 12))
+    v = (x - m) / (x + m)
+    if abs(v) >= .1: return x * math.log(x / m) + m - x
+    return (x - m) * v + 2 * x * sum(v**(2 * j + 1) / (2 * j + 1) for j in range(1, 12))
 
 # %% ../nbs/22_cover.ipynb #0086e0c5
 def _log_term(n, k):
     "log of binom(n, k) / 2^n"
-    if k in (0,n): return -n*math.log(2)
-    return (_stirling(n)-_stirling(k)-_stirling(n-k) - _deviance(k, n/2)-_deviance(n-k, n/2) + .5*math.log(n/(2*math.pi*k*(n-k))))
+    if k in (0, n): return -n * math.log(2)
+    return (_stirling(n) - _stirling(k) - _stirling(n - k) - _deviance(k, n / 2) - _deviance(n - k, n / 2) + .5 * math.log(n / (2 * math.pi * k * (n - k))))
 
 # %% ../nbs/22_cover.ipynb #16376ee1
 def _log_tail(n, k):
     "log Pr(Bin(n, ½) ≤ k) for k ≤ n/2"
-    j = np.arange(min(k, int(10*math.sqrt(n))+50))   # what comes after is below the last bit
-    return _log_term(n, k) + math.log1p(np.cumprod((k-j)/(n-k+1+j)).sum())
+    j = np.arange(min(k, int(10 * math.sqrt(n)) + 50))   # what comes after is below the last bit
+    return _log_term(n, k) + math.log1p(np.cumprod((k - j) / (n - k + 1 + j)).sum())
 
 # %% ../nbs/22_cover.ipynb #cc4b5f58
-def log_probability(N:int, # Points
-                    d:int, # Dimensions
-                    bias:bool=False # May hyperplanes miss the origin?
-                   )->float: # 0 if it is certain
+def log_probability(N: int,  # Points
+                    d: int,  # Dimensions
+                    bias: bool = False  # May hyperplanes miss the origin?
+                   ) -> float:  # 0 if it is certain
     "log P(N, d)"
-    N,d = _dims(N, d, bias)
-    if N<=d: return 0.
-    n,k = N-1,d-1
-    if 2*k<n: return _log_tail(n, k)
-    return math.log1p(-math.exp(_log_tail(n, n-k-1)))   # the other tail, by symmetry
+    N, d = _dims(N, d, bias)
+    if N <= d: return 0.
+    n, k = N - 1, d - 1
+    if 2 * k < n: return _log_tail(n, k)
+    return math.log1p(-math.exp(_log_tail(n, n - k - 1)))   # the other tail, by symmetry
 
 # %% ../nbs/22_cover.ipynb #8938a62e
-def log_count(N:int, d:int, bias:bool=False)->float: # Natural logarithm
+def log_count(N: int, d: int, bias: bool = False) -> float:  # Natural logarithm
     "log C(N, d), also where C(N, d) has a million digits"
     _dims(N, d)
-    if d<256: return math.log(cover_count(N, d, bias))   # few terms: exact, where the sum of two large logarithms is not
-    return log_probability(N, d, bias) + N*math.log(2)
+    if d < 256: return math.log(cover_count(N, d, bias))   # few terms: exact, where the sum of two large logarithms is not
+    return log_probability(N, d, bias) + N * math.log(2)
 
 # %% ../nbs/22_cover.ipynb #2ed2430e
-def probability(N:int, d:int, bias:bool=False)->float: # Between 0 and 1
+def probability(N: int, d: int, bias: bool = False) -> float:  # Between 0 and 1
     "P(N, d): how likely a random dichotomy is separable"
     return math.exp(log_probability(N, d, bias))
 
 # %% ../nbs/22_cover.ipynb #04d819e4
-def capacity(d:int, # Dimensions
-             bias:bool=False # May hyperplanes miss the origin?
-            )->int: # Points
+def capacity(d: int,  # Dimensions
+             bias: bool = False  # May hyperplanes miss the origin?
+            ) -> int:  # Points
     "The number of points at which one half of all dichotomies is separable"
-    return 2*_dims(1, d, bias)[1]
+    return 2 * _dims(1, d, bias)[1]
 
 # %% ../nbs/22_cover.ipynb #79bc0c5e
 class Certificate(NamedTuple):
     "The answer, and its proof"
-    separable:bool
-    w:np.ndarray|None # Separates, if anything does; with a bias it is the last entry
-    alpha:np.ndarray|None # Else: the convex combination that is zero
-    slack:float # Smallest z·w for unit vectors z and w; or the length of the combination
+    separable: bool
+    w: np.ndarray | None  # Separates, if anything does; with a bias it is the last entry
+    alpha: np.ndarray | None  # Else: the convex combination that is zero
+    slack: float  # Smallest z·w for unit vectors z and w; or the length of the combination
 
 # %% ../nbs/22_cover.ipynb #419bb398
 def _signed(X, y, bias):
     "Unit vectors z, checked"
-    X,y = np.asarray(X, dtype=float),np.asarray(y)
-    if X.ndim!=2 or 0 in X.shape: raise ReinitError(f'X has shape {X.shape}, and should have a row per point: N and d at least 1')
-    if y.shape!=X.shape[:1] or not np.isin(y, (-1,1)).all(): raise ReinitError(f'y of shape {y.shape} should be {len(X)} labels, each -1 or 1')
+    X, y = np.asarray(X, dtype=float), np.asarray(y)
+    if X.ndim != 2 or 0 in X.shape: raise ReinitError(f'X has shape {X.shape}, and should have a row per point: N and d at least 1')
+    if y.shape != X.shape[:1] or not np.isin(y, (-1, 1)).all(): raise ReinitError(f'y of shape {y.shape} should be {len(X)} labels, each -1 or 1')
     if not np.isfinite(X).all(): raise ReinitError(f'X: {int((~np.isfinite(X)).any(1).sum())} of {len(X)} points are not finite')
     if bias: X = np.c_[X, np.ones(len(X))]
-    Z = y[:,None]*X
-    return Z/np.maximum(np.linalg.norm(Z, axis=1, keepdims=True), np.finfo(float).tiny)
+    Z = y[:, None] * X
+    return Z / np.maximum(np.linalg.norm(Z, axis=1, keepdims=True), np.finfo(float).tiny)
 
 # %% ../nbs/22_cover.ipynb #e81ad9ac
 def _certify(Z, w, alpha, tol):
     "The certificate that holds for the unit vectors `Z`, or an error"
-    margin = (Z@w).min()/max(np.linalg.norm(w), np.finfo(float).tiny)
-    if margin>tol: return Certificate(True, w, None, float(margin))
+    margin = (Z @ w).min() / max(np.linalg.norm(w), np.finfo(float).tiny)
+    if margin > tol: return Certificate(True, w, None, float(margin))
     alpha = np.maximum(alpha, 0)
     alpha /= max(alpha.sum(), np.finfo(float).tiny)
-    gap = np.linalg.norm(alpha@Z)
-    if alpha.sum()>.5 and gap<=tol: return Certificate(False, None, alpha, float(gap))
+    gap = np.linalg.norm(alpha @ Z)
+    if alpha.sum() > .5 and gap <= tol: return Certificate(False, None, alpha, float(gap))
     raise ReinitError(f'X: neither answer is certain within tol={tol:g} (margin {margin:.1e}, combination {gap:.1e}): the points are too close to a hyperplane for double precision')
 
 # %% ../nbs/22_cover.ipynb #1b4ffe6d
 def _nearest(Z, tol):
     "By nonnegative least squares"
     from scipy.optimize import nnls
-    A,b = np.vstack([Z.T, np.ones(len(Z))]),np.r_[np.zeros(Z.shape[1]), 1]
-    try: alpha = nnls(A, b, maxiter=50*len(Z))[0]
+    A, b = np.vstack([Z.T, np.ones(len(Z))]), np.r_[np.zeros(Z.shape[1]), 1]
+    try: alpha = nnls(A, b, maxiter=50 * len(Z))[0]
     except RuntimeError: return _program(Z, tol)   # too many iterations
-    try: return _certify(Z, (A@alpha)[:-1], alpha, tol)
+    try: return _certify(Z, (A @ alpha)[:-1], alpha, tol)
     except ReinitError: return _program(Z, tol)
 
 # %% ../nbs/22_cover.ipynb #fe8fbedd
 def _program(Z, tol):
     "By linear programming"
     from scipy.optimize import linprog
-    N,d = Z.shape
-    r = linprog(np.r_[np.zeros(d), -1], np.c_[-Z, np.ones(N)], np.zeros(N), bounds=[(-1,1)]*d+[(None,None)], method='highs')
+    N, d = Z.shape
+    r = linprog(np.r_[np.zeros(d), -1], np.c_[-Z, np.ones(N)], np.zeros(N), bounds=[(-1, 1)] * d + [(None, None)], method='highs')
     if r.status: raise ReinitError(f'the linear program was not solved: {r.message}')
     return _certify(Z, r.x[:-1], -r.ineqlin.marginals, tol)
 
@@ -144,14 +146,14 @@ def _program(Z, tol):
 METHODS = dict(nnls=_nearest, lp=_program)
 
 # %% ../nbs/22_cover.ipynb #663af13e
-def separable(X, # Points, one a row
-              y, # Labels -1 or 1
-              bias:bool=False, # May the hyperplane miss the origin?
-              method:str='nnls', # Nonnegative least squares, or `lp`: linear programming
-              tol:float=1e-9 # A margin must be larger, a zero must be smaller
-             )->Certificate:
+def separable(X,  # Points, one a row
+              y,  # Labels -1 or 1
+              bias: bool = False,  # May the hyperplane miss the origin?
+              method: str = 'nnls',  # Nonnegative least squares, or `lp`: linear programming
+              tol: float = 1e-9  # A margin must be larger, a zero must be smaller
+             ) -> Certificate:
     "Whether a hyperplane separates the points, with the proof"
-    Z,tol,solve = _signed(X, y, bias),check_number('tol', tol, 0, lo_open=True),METHODS[check_choice('method', method, METHODS)]
+    Z, tol, solve = _signed(X, y, bias), check_number('tol', tol, 0, lo_open=True), METHODS[check_choice('method', method, METHODS)]
     zero = np.flatnonzero(~Z.any(1))
     if len(zero): return Certificate(False, None, np.eye(len(Z))[zero[0]], 0.)   # the origin is on every hyperplane
     return solve(Z, tol)
@@ -160,127 +162,127 @@ def separable(X, # Points, one a row
 def _null_vector(rows):
     "Exact fractions v with Σ v_i·rows[i] = 0, or `None` unless they are unique up to a factor"
     A = [list(c) for c in zip(*rows)]   # one equation per dimension
-    n,pivots = len(rows),[]
+    n, pivots = len(rows), []
     for j in range(n):
         i = next((i for i in range(len(pivots), len(A)) if A[i][j]), None)
         if i is None: continue
         k = len(pivots)
-        A[k],A[i] = A[i],A[k]
-        A[k] = [a/A[k][j] for a in A[k]]
+        A[k], A[i] = A[i], A[k]
+        A[k] = [a / A[k][j] for a in A[k]]
         for r in range(len(A)):
-            if r!=k and A[r][j]: A[r] = [a-A[r][j]*b for a,b in zip(A[r], A[k])]
+            if r != k and A[r][j]: A[r] = [a - A[r][j] * b for a, b in zip(A[r], A[k])]
         pivots.append(j)
     free = [j for j in range(n) if j not in pivots]
-    if len(free)!=1: return None
-    return [Fraction(1) if j==free[0] else -A[pivots.index(j)][free[0]] for j in range(n)]
+    if len(free) != 1: return None
+    return [Fraction(1) if j == free[0] else -A[pivots.index(j)][free[0]] for j in range(n)]
 
 # %% ../nbs/22_cover.ipynb #68a80d89
-def proven(X, y, # As given to `separable`
-           c:Certificate, # What it said
-           bias:bool=False # As there
-          )->bool: # `False`: this certificate proves nothing
+def proven(X, y,  # As given to `separable`
+           c: Certificate,  # What it said
+           bias: bool = False  # As there
+          ) -> bool:  # `False`: this certificate proves nothing
     "Check a certificate in exact arithmetic"
     X = np.asarray(X, dtype=float)
     if bias: X = np.c_[X, np.ones(len(X))]
-    Z = [[int(s)*Fraction(float(v)) for v in x] for x,s in zip(X, np.asarray(y))]
+    Z = [[int(s) * Fraction(float(v)) for v in x] for x, s in zip(X, np.asarray(y))]
     if c.separable:
         w = [Fraction(float(v)) for v in c.w]
-        return all(sum(a*b for a,b in zip(z, w))>0 for z in Z)
-    v = _null_vector([z for z,a in zip(Z, c.alpha) if a>1e-12])
-    return v is not None and (all(a>0 for a in v) or all(a<0 for a in v))
+        return all(sum(a * b for a, b in zip(z, w)) > 0 for z in Z)
+    v = _null_vector([z for z, a in zip(Z, c.alpha) if a > 1e-12])
+    return v is not None and (all(a > 0 for a in v) or all(a < 0 for a in v))
 
 # %% ../nbs/22_cover.ipynb #4b76106f
-def all_separable(Z, # T×N×d: dichotomies of points times labels
-                  method:str='nnls', # As in `separable`
-                  tol:float=1e-9 # As in `separable`
-                 )->np.ndarray: # T times yes or no
+def all_separable(Z,  # T×N×d: dichotomies of points times labels
+                  method: str = 'nnls',  # As in `separable`
+                  tol: float = 1e-9  # As in `separable`
+                 ) -> np.ndarray:  # T times yes or no
     "`separable` for a stack of dichotomies; each answer had its proof"
     Z = np.asarray(Z, dtype=float)
-    if Z.ndim!=3 or 0 in Z.shape: raise ReinitError(f'Z has shape {Z.shape}, and should be dichotomies × points × dimensions, each at least 1')
+    if Z.ndim != 3 or 0 in Z.shape: raise ReinitError(f'Z has shape {Z.shape}, and should be dichotomies × points × dimensions, each at least 1')
     one = np.ones(Z.shape[1])
-    easy = np.linalg.matrix_rank(Z)==Z.shape[1] if Z.shape[1]<=Z.shape[2] else np.zeros(len(Z), bool)   # independent points: any labels
-    return np.array([e or separable(z, one, method=method, tol=tol).separable for z,e in zip(Z, easy)])
+    easy = np.linalg.matrix_rank(Z) == Z.shape[1] if Z.shape[1] <= Z.shape[2] else np.zeros(len(Z), bool)   # independent points: any labels
+    return np.array([e or separable(z, one, method=method, tol=tol).separable for z, e in zip(Z, easy)])
 
 # %% ../nbs/22_cover.ipynb #9d8d64f0
-def lift(X:np.ndarray, # … × N × d points
-         widths:Sequence[int], # Of the layers, the first one first
-         gen:torch.Generator # Draws the weights, new ones for each leading index
-        )->np.ndarray: # … × N × the last width
+def lift(X: np.ndarray,  # … × N × d points
+         widths: Sequence[int],  # Of the layers, the first one first
+         gen: torch.Generator  # Draws the weights, new ones for each leading index
+        ) -> np.ndarray:  # … × N × the last width
     "Points after random ReLU layers"
     h = torch.as_tensor(np.asarray(X), dtype=torch.float64)
     for m in widths:
         m = check_number('widths', m, 1, integer=True)
-        V = torch.randn(*h.shape[:-2], h.shape[-1], m, generator=gen, dtype=torch.float64)*math.sqrt(2/h.shape[-1])
-        h = (h@V).relu()
+        V = torch.randn(*h.shape[:-2], h.shape[-1], m, generator=gen, dtype=torch.float64) * math.sqrt(2 / h.shape[-1])
+        h = (h @ V).relu()
     return h.numpy()
 
 # %% ../nbs/22_cover.ipynb #d98a1f74
-def clopper_pearson(k:int, # Successes
-                    n:int, # Trials
-                    level:float=.95 # Coverage, at least
-                   )->tuple: # Lower and upper end
+def clopper_pearson(k: int,  # Successes
+                    n: int,  # Trials
+                    level: float = .95  # Coverage, at least
+                   ) -> tuple:  # Lower and upper end
     "The exact interval of a binomial proportion"
     from scipy.stats import beta
     n = check_number('n', n, 1, integer=True)
-    k,a = check_number('k', k, 0, n, integer=True),(1-check_number('level', level, 0, 1, lo_open=True))/2
-    return float(beta.ppf(a, k, n-k+1)) if k else 0.,float(beta.ppf(1-a, k+1, n-k)) if k<n else 1.
+    k, a = check_number('k', k, 0, n, integer=True), (1 - check_number('level', level, 0, 1, lo_open=True)) / 2
+    return float(beta.ppf(a, k, n - k + 1)) if k else 0., float(beta.ppf(1 - a, k + 1, n - k)) if k < n else 1.
 
 # %% ../nbs/22_cover.ipynb #a1aed865
 def _trials(N, d, widths, bias, trials, streams):
     "A stack of random dichotomies, and the ranks of their features"
     X = lift(torch.randn(trials, N, d, generator=streams.data, dtype=torch.float64).numpy(), widths, streams.init)
     if bias: X = np.concatenate([X, np.ones((trials, N, 1))], 2)
-    y = 1-2*torch.randint(0, 2, (trials,N), generator=streams.mask).numpy()
-    return y[...,None]*X,np.linalg.matrix_rank(X)
+    y = 1 - 2 * torch.randint(0, 2, (trials, N), generator=streams.mask).numpy()
+    return y[..., None] * X, np.linalg.matrix_rank(X)
 
 # %% ../nbs/22_cover.ipynb #0f46e3e5
-def measure_cover(d:int=10, # Dimensions of the points
-                  N:int|Sequence[int]|None=None, # Numbers of points; default: eleven around the capacity of what is separated
-                  widths:Sequence[int]=(), # Of random ReLU layers on top of the points; none: the points themselves
-                  trials:int=100, # Random dichotomies for each number
-                  bias:bool=False, # May hyperplanes miss the origin?
-                  level:float=.95, # Of the interval
-                  seed:int=0, # Of points, layers and labels
-                  show:bool=False # Show a progress bar?
-                 )->pd.DataFrame: # One row per number: d, layers, N, rank, separable, trials, share, lo, hi, P (Cover's, at the rank of each trial)
+def measure_cover(d: int = 10,  # Dimensions of the points
+                  N: int | Sequence[int] | None = None,  # Numbers of points; default: eleven around the capacity of what is separated
+                  widths: Sequence[int] = (),  # Of random ReLU layers on top of the points; none: the points themselves
+                  trials: int = 100,  # Random dichotomies for each number
+                  bias: bool = False,  # May hyperplanes miss the origin?
+                  level: float = .95,  # Of the interval
+                  seed: int = 0,  # Of points, layers and labels
+                  show: bool = False  # Show a progress bar?
+                 ) -> pd.DataFrame:  # One row per number: d, layers, N, rank, separable, trials, share, lo, hi, P (Cover's, at the rank of each trial)
     "How many random dichotomies are separable, with an exact interval and with Cover's probability"
-    d,trials = check_number('d', d, 1, integer=True),check_number('trials', trials, 1, integer=True)
-    D = [d, *(check_number('widths', m, 1, integer=True) for m in widths)][-1]+bool(bias)
-    Ns = np.unique(np.linspace(.8*D, 3.2*D, 11).round().astype(int)).clip(1).tolist() if N is None else [N] if np.ndim(N)==0 else list(N)
+    d, trials = check_number('d', d, 1, integer=True), check_number('trials', trials, 1, integer=True)
+    D = [d, *(check_number('widths', m, 1, integer=True) for m in widths)][-1] + bool(bias)
+    Ns = np.unique(np.linspace(.8 * D, 3.2 * D, 11).round().astype(int)).clip(1).tolist() if N is None else [N] if np.ndim(N) == 0 else list(N)
     for n in Ns: check_number('N', n, 1, integer=True)
-    rows,name = [],'→'.join(map(str, (d,*widths)))
+    rows, name = [], '→'.join(map(str, (d, *widths)))
     for n in progress(Ns, label=f'Cover {name}', show=show):
-        Z,ranks = _trials(int(n), d, widths, bias, trials, Streams(seed).fork(f'{name}/{bias}').fork(int(n)))
+        Z, ranks = _trials(int(n), d, widths, bias, trials, Streams(seed).fork(f'{name}/{bias}').fork(int(n)))
         k = int(all_separable(Z).sum())
-        lo,hi = clopper_pearson(k, trials, level)
+        lo, hi = clopper_pearson(k, trials, level)
         P = float(np.mean([probability(int(n), int(max(r, 1))) for r in ranks]))
-        rows.append(dict(d=d, layers=name, N=int(n), rank=int(np.median(ranks)), separable=k, trials=trials, share=k/trials, lo=lo, hi=hi, P=P))
+        rows.append(dict(d=d, layers=name, N=int(n), rank=int(np.median(ranks)), separable=k, trials=trials, share=k / trials, lo=lo, hi=hi, P=P))
     return pd.DataFrame(rows)
 
 # %% ../nbs/22_cover.ipynb #a9ff7209
-def plot_cover(df:pd.DataFrame, # From `measure_cover`, or several of them
-               by:str='layers', # A colour for each value of this column
-               relative:bool=True, # Points per dimension (the rank), or just points?
-               ax=None # Where to draw
-              ): # Axes
+def plot_cover(df: pd.DataFrame,  # From `measure_cover`, or several of them
+               by: str = 'layers',  # A colour for each value of this column
+               relative: bool = True,  # Points per dimension (the rank), or just points?
+               ax=None  # Where to draw
+              ):  # Axes
     "Cover's curves, and the measurements with their intervals"
     from matplotlib import pyplot as plt
-    ax = ax or plt.subplots(figsize=(5,3), layout='constrained')[1]
-    for k,g in df.groupby(by, sort=False):
+    ax = ax or plt.subplots(figsize=(5, 3), layout='constrained')[1]
+    for k, g in df.groupby(by, sort=False):
         full = int(g['rank'].max())
-        x = g.N/(full if relative else 1)
-        c = ax.errorbar(x, g.share, [g.share-g.lo, g.hi-g.share], fmt='o', ms=4, lw=1, capsize=2, label=k).lines[0].get_color()
-        Ns = np.arange(max(1, int(g.N.min())), int(g.N.max())+1)
-        ax.plot(Ns/(full if relative else 1), [probability(int(N), full) for N in Ns], c=c, lw=1)
-    ax.set(xlabel='points per dimension' if relative else 'points, N', ylabel='share that is separable', ylim=(-.03,1.03))
+        x = g.N / (full if relative else 1)
+        c = ax.errorbar(x, g.share, [g.share - g.lo, g.hi - g.share], fmt='o', ms=4, lw=1, capsize=2, label=k).lines[0].get_color()
+        Ns = np.arange(max(1, int(g.N.min())), int(g.N.max()) + 1)
+        ax.plot(Ns / (full if relative else 1), [probability(int(N), full) for N in Ns], c=c, lw=1)
+    ax.set(xlabel='points per dimension' if relative else 'points, N', ylabel='share that is separable', ylim=(-.03, 1.03))
     ax.legend(frameon=False)
     return ax
 
 # %% ../nbs/22_cover.ipynb #01f6ebdb
-def cover_agreement(df:pd.DataFrame # From `measure_cover`
-                   )->pd.DataFrame: # One row: points, inside (share of the intervals that hold Cover's probability), p (of the worst one, times their number)
+def cover_agreement(df: pd.DataFrame  # From `measure_cover`
+                   ) -> pd.DataFrame:  # One row: points, inside (share of the intervals that hold Cover's probability), p (of the worst one, times their number)
     "Do the measurements follow Cover's curve?"
     from scipy.stats import binomtest
-    inside = ((df.lo<=df.P)&(df.P<=df.hi)).mean()
-    p = min(binomtest(int(k), int(n), min(P, 1.)).pvalue for k,n,P in zip(df.separable, df.trials, df.P))
-    return pd.DataFrame([dict(points=len(df), inside=float(inside), p=min(1., p*len(df)))])
+    inside = ((df.lo <= df.P) & (df.P <= df.hi)).mean()
+    p = min(binomtest(int(k), int(n), min(P, 1.)).pvalue for k, n, P in zip(df.separable, df.trials, df.P))
+    return pd.DataFrame([dict(points=len(df), inside=float(inside), p=min(1., p * len(df)))])

@@ -14,52 +14,91 @@ __all__ = ['STUDIES', 'BLOCKS', 'ranking', 'ends', 'mean_of', 'picture', 'Source
            'complete_lists', 'export_lists', 'store_digest', 'digest', 'write_digest']
 
 # %% ../nbs/65_digest.ipynb #fa5ef7c7
-import gc,json,shutil
+import gc
+import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
+
 from . import __version__, cnn, reservoir, scorecard, study
 from .claims import PAIR, VERDICTS, along
-from .core import PROVENANCE, SCALES, ReinitError, Store, by_scale, flat, load_results, paper_table, save_results
-from .core import _checksum
+from reinit_nb.core import (
+    PROVENANCE,
+    SCALES,
+    ReinitError,
+    Store,
+    _checksum,
+    by_scale,
+    flat,
+    load_results,
+    paper_table,
+    save_results,
+)
 from .reinit import METHODS
-from .report import Markup, _badges, _slug, badge, details, escape, figure_html, link, page, prose, table_html, tiles, write_page
-from .scorecard import LISTS, PAPERS, TITLES, Results, all_claims, amount, counted, each, find_results, left_out
+from reinit_nb.report import (
+    Markup,
+    _badges,
+    _slug,
+    badge,
+    details,
+    escape,
+    figure_html,
+    link,
+    page,
+    prose,
+    table_html,
+    tiles,
+    write_page,
+)
+from reinit_nb.scorecard import (
+    LISTS,
+    PAPERS,
+    TITLES,
+    Results,
+    all_claims,
+    amount,
+    counted,
+    each,
+    find_results,
+    left_out,
+)
 from .stats import interval, pairwise, stars
 
 # %% ../nbs/65_digest.ipynb #04d02dfb
-def ranking(values, # Numbers by name
-            digits:int=1 # Decimals
-           )->str:
+def ranking(values,  # Numbers by name
+            digits: int = 1  # Decimals
+           ) -> str:
     "Names and numbers, largest first"
-    return ', '.join(f'{k} {v:.{digits}f}' for k,v in pd.Series(values).sort_values(ascending=False).items())
+    return ', '.join(f'{k} {v:.{digits}f}' for k, v in pd.Series(values).sort_values(ascending=False).items())
 
-def ends(df:pd.DataFrame, # One row per point
-         line:str, # Column that tells lines apart
-         x:str, # Along them
-         y:str, # Up
-         digits:int=1 # Decimals
-        )->str:
+def ends(df: pd.DataFrame,  # One row per point
+         line: str,  # Column that tells lines apart
+         x: str,  # Along them
+         y: str,  # Up
+         digits: int = 1  # Decimals
+        ) -> str:
     "Where every line of a figure begins and ends"
-    m = df.dropna(subset=[y]).groupby([line,x], sort=False)[y].mean().sort_index(level=1)
+    m = df.dropna(subset=[y]).groupby([line, x], sort=False)[y].mean().sort_index(level=1)
     def one(k, s): return f'{k} goes from {s.iloc[0]:.{digits}f} to {s.iloc[-1]:.{digits}f}'
     return '; '.join(one(k, m[k]) for k in dict.fromkeys(df.dropna(subset=[y])[line]))
 
-def mean_of(values:Iterable[float], # Any
-            digits:int=1 # Decimals
-           )->str:
+def mean_of(values: Iterable[float],  # Any
+            digits: int = 1  # Decimals
+           ) -> str:
     "A mean with its 95% interval"
     o = interval(np.asarray(list(values), dtype=float))
-    return f'{o["mean"]:+.{digits}f}' + ('' if o['n']<2 else f' [{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]')
+    return f'{o["mean"]:+.{digits}f}' + ('' if o['n'] < 2 else f' [{o["lo"]:+.{digits}f}, {o["hi"]:+.{digits}f}]')
 
 # %% ../nbs/65_digest.ipynb #25bd858e
-def picture(ax, # Axes, or an array of them
-            alt:str, # What one sees
-            caption:str|None=None # Shown below
-           )->str:
+def picture(ax,  # Axes, or an array of them
+            alt: str,  # What one sees
+            caption: str | None = None  # Shown below
+           ) -> str:
     "A figure for the page; it is closed afterwards"
     import matplotlib.pyplot as plt
     html = figure_html(ax, alt, dpi=92, caption=caption)
@@ -70,51 +109,51 @@ def picture(ax, # Axes, or an array of them
 # %% ../nbs/65_digest.ipynb #b14ecc69
 class Source(Results):
     "Results whose rows are looked up once: hashing all recipes of a list takes longer than drawing what they gave"
-    def rows(self, name, *parts): return self.kept(('rows',name,parts), lambda: super(Source, self).rows(name, *parts))
+    def rows(self, name, *parts): return self.kept(('rows', name, parts), lambda: super(Source, self).rows(name, *parts))
 
 # %% ../nbs/65_digest.ipynb #3908cd02
 class Study(NamedTuple):
     "What belongs together on the page"
-    title:str # Heading
-    paper:str # One of `scorecard.PAPERS`
-    files:tuple # Of the results, without scale
-    notebook:str # Where it is told at length
-    about:str # In a sentence or two
+    title: str  # Heading
+    paper: str  # One of `scorecard.PAPERS`
+    files: tuple  # Of the results, without scale
+    notebook: str  # Where it is told at length
+    about: str  # In a sentence or two
 
 STUDIES = dict(
-    synthetic=Study('Three informative coordinates among 125', 'reinit', ('synthetic','synthetic_sweeps'), 'experiments/synthetic.ipynb',
+    synthetic=Study('Three informative coordinates among 125', 'reinit', ('synthetic', 'synthetic_sweeps'), 'experiments/synthetic.ipynb',
                     'Small networks learn 256 examples by heart; what counts is whether they found the three coordinates that spell the label. Networks, data and steps are the paper\'s own.'),
     tables=Study('The paper\'s own tables, recomputed', 'reinit', (), 'experiments/reinit_tables.ipynb', 'Who beats whom follows from the 432 numbers of Table 2, without any training.'),
     cnn=Study('CNNs on small data', 'reinit', ('reinit_cnn',), 'experiments/reinit_cnn.ipynb',
               'Six methods, four thin networks, four sets of few small images, equal compute. Far smaller than the paper\'s runs: directions are to be compared, not numbers.'),
-    freezing=Study('Frozen layers', 'freezing', ('freezing','freezing_landscape','cover'), 'experiments/freezing.ipynb',
+    freezing=Study('Frozen layers', 'freezing', ('freezing', 'freezing_landscape', 'cover'), 'experiments/freezing.ipynb',
                    'Perceptrons with wide random layers that are frozen or trained, from the same weights on the same batches. A fiftieth of the paper\'s images, and smaller ones.'),
-    stuck=Study('Filters that get stuck', 'frozen', ('frozen_decays','frozen_pairs','frozen_sparse','frozen_eigenvalues','frozen_flow','frozen_imagenet'), 'experiments/frozen_weights.ipynb',
+    stuck=Study('Filters that get stuck', 'frozen', ('frozen_decays', 'frozen_pairs', 'frozen_sparse', 'frozen_eigenvalues', 'frozen_flow', 'frozen_imagenet'), 'experiments/frozen_weights.ipynb',
                 'Do filters get stuck at zero in training, would they come back by themselves, and what does it cost to have them? Thin networks and few images.'),
     transfer=Study('One task after another', 'frozen', ('transfer',), 'experiments/transfer.ipynb',
                    'A second task after a first: weight decay, learning rate, warm starts, resets and other interventions. Thin networks and 450 images; a ResNet-50 with the weights of ImageNet on 48 pixels.'),
-    spectra=Study('Initialization, spectra and flat minima', 'fourier', ('waves','waves_laws','waves_pictures'), 'experiments/spectra.ipynb',
+    spectra=Study('Initialization, spectra and flat minima', 'fourier', ('waves', 'waves_laws', 'waves_pictures'), 'experiments/spectra.ipynb',
                   'Networks of coordinates as in the paper, and image networks that are far smaller than its own.'))
-BLOCKS = {k:[] for k in STUDIES}
+BLOCKS = {k: [] for k in STUDIES}
 
-def block(name:str, # One of `STUDIES`
-          title:str # Heading
+def block(name: str,  # One of `STUDIES`
+          title: str  # Heading
          ):
     "Register a function of `Source` that gives strings of HTML"
-    def add(f): BLOCKS[name].append((title,f)); return f
+    def add(f): BLOCKS[name].append((title, f)); return f
     return add
 
 # %% ../nbs/65_digest.ipynb #d27b8fd3
-def _short(e, res): # Why something is missing; the page should not tell whose folder it was
+def _short(e, res):  # Why something is missing; the page should not tell whose folder it was
     return str(e).replace(f'{res.path}/', '')
 def _not_shown(e, res): return f'<p class="dim missing">Not shown: {escape(_short(e, res))}</p>'
 
-def blocks(name:str, # One of `STUDIES`
-           res:Source # What there is
-          )->list: # Parts of a page
+def blocks(name: str,  # One of `STUDIES`
+           res: Source  # What there is
+          ) -> list:  # Parts of a page
     "What a study shows"
     parts = []
-    for title,f in BLOCKS[name]:
+    for title, f in BLOCKS[name]:
         try: parts.append((title, *f(res)))
         except ReinitError as e: parts.append((title, _not_shown(e, res)))   # a page about part of the results is better than none; whatever else goes wrong is a fault of ours
     return parts
@@ -125,8 +164,8 @@ _CELL = "Cells read: ours ± half the width of the 95% interval (the paper's)."
 
 def _leaders(t, by, name, digits):
     "Who is best in each row of a table, ours and the paper's"
-    rows = ((v, g.loc[g['mean'].idxmax()], g.loc[g.paper.idxmax()]) for v,g in t.groupby(by))
-    return '; '.join(f'at {name} = {v:g} {a.method} is best with {a["mean"]:.{digits}f} (in the paper {b.method} with {b.paper:.{digits}f})' for v,a,b in rows)
+    rows = ((v, g.loc[g['mean'].idxmax()], g.loc[g.paper.idxmax()]) for v, g in t.groupby(by))
+    return '; '.join(f'at {name} = {v:g} {a.method} is best with {a["mean"]:.{digits}f} (in the paper {b.method} with {b.paper:.{digits}f})' for v, a, b in rows)
 
 @block('synthetic', 'Table 1: six methods, three signal strengths')
 def table1_block(res):
@@ -146,8 +185,8 @@ def table5_block(res):
 @block('synthetic', 'Round by round')
 def rounds_block(res):
     df = res.part('table1')
-    d = df[df['task.alpha']==1].assign(acc=100*df.test_acc)
-    w = study.last_round(d).assign(ratio=lambda o: o.signal/o.noise).groupby('method').ratio.mean()
+    d = df[df['task.alpha'] == 1].assign(acc=100 * df.test_acc)
+    w = study.last_round(d).assign(ratio=lambda o: o.signal / o.noise).groupby('method').ratio.mean()
     return (picture(study.plot_rounds(df, ylabel='test accuracy'), f'Test accuracy by step, a panel for each signal strength. At α = 1, in percent: {ends(d, "method", "step", "acc")}.'),
             picture(study.plot_weights(df, 1.), f'Norms of the three layers by step, and the weights of the first on signal relative to noise, at α = 1. At the end that ratio is {ranking(w, 2)}.',
                     'What the methods do to the weights, at α = 1.'))
@@ -155,28 +194,28 @@ def rounds_block(res):
 # %% ../nbs/65_digest.ipynb #abfa3b33
 @block('tables', 'Table 3: who beats whom')
 def table3_block(res):
-    t2,M = paper_table('reinit_table2'),list(METHODS)
+    t2, M = paper_table('reinit_table2'), list(METHODS)
     archs = list(dict.fromkeys(t2.arch))
-    wide = t2.pivot(index=['arch',*PAIR], columns='method', values='accuracy')[M]
+    wide = t2.pivot(index=['arch', *PAIR], columns='method', values='accuracy')[M]
     gain = wide.sub(wide.BL, axis=0).groupby('arch').mean().loc[archs].drop(columns='BL')
     t = pairwise(t2, 'accuracy', on=PAIR, by='arch', methods=M)
-    lw = t[(t.a=='LW') & (t.b=='BL')][['arch','wins','losses','ties','p','holm']].reset_index(drop=True)
-    tables = [table_html(stars(t[t.arch==a]).rename_axis(index='row', columns=None), f'{a}: ⋆ the column beats the row at 95%, ∘ also after Holm\'s correction') for a in archs]
+    lw = t[(t.a == 'LW') & (t.b == 'BL')][['arch', 'wins', 'losses', 'ties', 'p', 'holm']].reset_index(drop=True)
+    tables = [table_html(stars(t[t.arch == a]).rename_axis(index='row', columns=None), f'{a}: ⋆ the column beats the row at 95%, ∘ also after Holm\'s correction') for a in archs]
     return (prose('Exact sign tests, two-sided, over the 18 settings of each architecture.'), table_html(lw, 'LW against BL'),
             table_html(gain.rename_axis(index='architecture', columns=None), 'Mean gain over BL in points, 18 settings each'), details('Table 3, all pairs of methods', *tables))
 
 @block('tables', 'Table 2 and Table 4: what the paper measured')
 def table2_block(res):
     t2 = paper_table('reinit_table2')
-    wide = t2.pivot(index=['arch','dataset','setting'], columns='method', values='accuracy')[list(METHODS)].rename_axis(columns=None)
-    return details('Table 2, 72 settings', table_html(wide, 'Test accuracy in percent, as printed')),details('Table 4, the datasets', table_html(paper_table('reinit_table4'), 'Images and classes, as printed'))
+    wide = t2.pivot(index=['arch', 'dataset', 'setting'], columns='method', values='accuracy')[list(METHODS)].rename_axis(columns=None)
+    return details('Table 2, 72 settings', table_html(wide, 'Test accuracy in percent, as printed')), details('Table 4, the datasets', table_html(paper_table('reinit_table4'), 'Images and classes, as printed'))
 
 # %% ../nbs/65_digest.ipynb #fc19377f
-def _over(t, factor): # Gains over settings: mean, interval, wins and losses
+def _over(t, factor):  # Gains over settings: mean, interval, wins and losses
     g = np.round(np.asarray(t.gain, dtype=float), 12)
     return f'{mean_of(factor*g)}, {(g>0).sum()}:{(g<0).sum()}'
 
-def _paper_gains(method): # Of Table 2, without dropout
+def _paper_gains(method):  # Of Table 2, without dropout
     t = paper_table('reinit_table2')
     t = t[~t.setting.str.contains('dropout')].rename(columns=dict(accuracy='test_acc', arch='model'))
     return cnn.gains(t.assign(augment=t.setting.str.contains('augmentation'), seed=0), method=method)
@@ -186,8 +225,8 @@ def cnn_table2_block(res):
     df = res.part('grid')
     t = cnn.table2(df)
     ms = [m for m in METHODS if m in set(df.method)]
-    rows = [{'method':m, 'ours':_over(cnn.gains(df, method=m), 100.), "paper's":_over(_paper_gains(m), 1.)} for m in ms if m!='BL']
-    mean = {m:100*cnn.gains(df, method=m).gain.mean() for m in ms if m!='BL'}
+    rows = [{'method': m, 'ours': _over(cnn.gains(df, method=m), 100.), "paper's": _over(_paper_gains(m), 1.)} for m in ms if m != 'BL']
+    mean = {m: 100 * cnn.gains(df, method=m).gain.mean() for m in ms if m != 'BL'}
     return (table_html(pd.DataFrame(rows), 'Points over BL [95% interval over settings], wins:losses'),
             picture(cnn.plot_table2(t), f'A heat map of test accuracies, {len(t)} settings by {len(ms)} methods, coloured by the difference to BL; on average, in points: {ranking(mean)}.'),
             details('Our Table 2 as numbers', table_html(t, 'Test accuracy in percent, means over seeds')))
@@ -196,8 +235,8 @@ def cnn_table2_block(res):
 @block('cnn', 'Stopping rounds early')
 def budgets_block(res):
     df = res.part('budgets')
-    t = cnn.gains(df, on=('dataset','total_epochs','seed'))
-    said = '; '.join(f'{e} epochs in all {mean_of(100*g.gain)}' for e,g in t.groupby('total_epochs'))
+    t = cnn.gains(df, on=('dataset', 'total_epochs', 'seed'))
+    said = '; '.join(f'{e} epochs in all {mean_of(100*g.gain)}' for e, g in t.groupby('total_epochs'))
     return picture(cnn.plot_budgets(df), f'Test accuracy of six methods by the steps of a round, a panel for each set of images. LW minus BL in points: {said}.'),
 
 @block('cnn', 'Why would it work? Margins, size, flatness')
@@ -205,7 +244,7 @@ def evidence_block(res):
     d = res.part('grid')
     d = d[~d.augment]
     sigmas = [c for c in d if c.startswith('noise_0')]
-    noise = 100*d.groupby('method')[sigmas].mean().mean(axis=1)
+    noise = 100 * d.groupby('method')[sigmas].mean().mean(axis=1)
     r = cnn.ratios(d)
     return (picture(cnn.plot_margins_by(d), f'The smallest margins of the training images by rank, a panel for each set. Mean margin of the smallest tenth: {ranking(d.groupby("method").margin.mean(), 2)}.', 'Margins: larger is better.'),
             picture(cnn.plot_sizes(r), f'Densities of the size of the weights relative to BL. Means: {ranking(r.groupby("method").ratio.mean(), 2)}.', 'Size of the weights over that of BL.'),
@@ -217,57 +256,57 @@ def ablations_block(res): return table_html(cnn.ablation_table(res.part('ablatio
 
 @block('cnn', 'Other hyperparameters, and later rounds')
 def settings_block(res):
-    g = cnn.gains(res.part('settings'), on=('dataset','augment','lr','wd','dropout','init'))
+    g = cnn.gains(res.part('settings'), on=('dataset', 'augment', 'lr', 'wd', 'dropout', 'init'))
     grid = res.part('grid')
     r = cnn.rounds_table(grid[~grid.augment])
-    said = '; '.join(f'{k}: LW is ahead in {(o.gain>0).sum()} of {len(o)}' for k,o in g.groupby('dataset', sort=False))
+    said = '; '.join(f'{k}: LW is ahead in {(o.gain>0).sum()} of {len(o)}' for k, o in g.groupby('dataset', sort=False))
     return (picture(cnn.plot_against(g), f'Accuracy of LW against that of BL, one dot for each of {len(g)} settings, with the diagonal. {said}.'),
             picture(cnn.plot_rounds_by(r), f'Steps until a round has learned, round by round: {ends(r, "model", "round", "steps", 0)}.'))
 
 # %% ../nbs/65_digest.ipynb #992bce47
-def _sweep(res, name, sweep, by=None, **kw): # Frozen against trained, ours and the paper's
+def _sweep(res, name, sweep, by=None, **kw):  # Frozen against trained, ours and the paper's
     t = along(res.part('freezing'), name, scale=res.scale, **kw)
-    v = reservoir.versus(t, ['dataset',by] if by else ['dataset'])
-    v = v.sort_values(['dataset',by]) if by and pd.api.types.is_numeric_dtype(v[by]) else v
-    return v,reservoir.beside(v, sweep, by)
+    v = reservoir.versus(t, ['dataset', by] if by else ['dataset'])
+    v = v.sort_values(['dataset', by]) if by and pd.api.types.is_numeric_dtype(v[by]) else v
+    return v, reservoir.beside(v, sweep, by)
 
-def _gaps(v, by): # Frozen minus trained along a sweep, in words
-    return ', '.join(f'{o[by]:g}: {o.gap:+.1f}' if isinstance(o[by], (int,float)) else f'{o[by]}: {o.gap:+.1f}' for _,o in v.iterrows())
+def _gaps(v, by):  # Frozen minus trained along a sweep, in words
+    return ', '.join(f'{o[by]:g}: {o.gap:+.1f}' if isinstance(o[by], (int, float)) else f'{o[by]}: {o.gap:+.1f}' for _, o in v.iterrows())
 
 _OURS = 'Test accuracy in percent ± 1.96 standard errors; gap: frozen − trained in points; paper: frozen / trained.'
 
 @block('freezing', 'The default network')
 def default_block(res):
-    v,t = _sweep(res, '', 'default')
+    v, t = _sweep(res, '', 'default')
     df = res.part('freezing')
     d0 = df[df.recipe.isin({r.hash for o in reservoir.DATASETS for r in reservoir.seeds([reservoir.default(o, res.scale)], by_scale(3, 8, 25, res.scale))})]
     said = '; '.join(f'{o.dataset} frozen {o.frozen:.1f}, trained {o.unfrozen:.1f}' for o in v.itertuples())
-    return table_html(t, _OURS),picture(reservoir.plot_epochs(d0), f'Test accuracy by epoch with 95% intervals, a panel for each dataset. At the end, in percent: {said}.')
+    return table_html(t, _OURS), picture(reservoir.plot_epochs(d0), f'Test accuracy by epoch with 95% intervals, a panel for each dataset. At the end, in percent: {said}.')
 
 # %% ../nbs/65_digest.ipynb #16f5ba24
 @block('freezing', 'Separability, layer by layer')
 def layers_block(res):
     df = res.part('freezing')
-    d = df[df['task.dataset']==df['task.dataset'].iloc[0]]
+    d = df[df['task.dataset'] == df['task.dataset'].iloc[0]]
     d = d[d.recipe.isin({r.hash for r in reservoir.seeds([reservoir.default(scale=res.scale)], by_scale(3, 8, 25, res.scale))})]
-    start,end = (reservoir.layers(reservoir.pick(d, **kw)) for kw in (dict(epoch=0), {}))
-    def at(t, f): return t[(t.part=='test') & (t.frozen==f)].set_index('layer')['mean']
-    p = reservoir.paper('default', 'cifar10', 'test separability').pivot(index='layer', columns='value', values=['frozen','unfrozen'])
-    t = pd.DataFrame({'before, ours':at(start, 1.), 'before, paper':p['frozen','epoch 0'], 'frozen, ours':at(end, 1.), 'frozen, paper':p['frozen','epoch 100'],
-                      'trained, ours':at(end, 0.), 'trained, paper':p['unfrozen','epoch 100']}).rename_axis('hidden layer').round(1)
-    said = '; '.join(f'{reservoir.NAMES[f]} from {at(end, f).iloc[0]:.1f} in the first to {at(end, f).iloc[-1]:.1f} in the last' for f in (1.,0.))
+    start, end = (reservoir.layers(reservoir.pick(d, **kw)) for kw in (dict(epoch=0), {}))
+    def at(t, f): return t[(t.part == 'test') & (t.frozen == f)].set_index('layer')['mean']
+    p = reservoir.paper('default', 'cifar10', 'test separability').pivot(index='layer', columns='value', values=['frozen', 'unfrozen'])
+    t = pd.DataFrame({'before, ours': at(start, 1.), 'before, paper': p['frozen', 'epoch 0'], 'frozen, ours': at(end, 1.), 'frozen, paper': p['frozen', 'epoch 100'],
+                      'trained, ours': at(end, 0.), 'trained, paper': p['unfrozen', 'epoch 100']}).rename_axis('hidden layer').round(1)
+    said = '; '.join(f'{reservoir.NAMES[f]} from {at(end, f).iloc[0]:.1f} in the first to {at(end, f).iloc[-1]:.1f} in the last' for f in (1., 0.))
     return (table_html(t, 'Separability of test images by least squares, in percent'),
             picture(reservoir.plot_layers(end, 'at the end'), f'Separability by hidden layer at the end of training, training images dashed and test images solid. Test images, in percent: {said}.'))
 
 # %% ../nbs/65_digest.ipynb #98df5c62
 @block('freezing', 'Depth, with and without skip connections')
 def depth_block(res):
-    (v,t),(w,u) = _sweep(res, 'repeats', 'depth', 'repeats'),_sweep(res, 'repeats', 'depth, skips', 'repeats', skip=True)
+    (v, t), (w, u) = _sweep(res, 'repeats', 'depth', 'repeats'), _sweep(res, 'repeats', 'depth, skips', 'repeats', skip=True)
     import matplotlib.pyplot as plt
-    axs = plt.subplots(1, 2, figsize=(8.4,2.9), layout='constrained', sharey=True)[1]
-    main,said = v.dataset.iloc[0],[]
-    for ax,o,title in ((axs[0],v,'without skips'), (axs[1],w,'with skips')):
-        o = o[o.dataset==main]
+    axs = plt.subplots(1, 2, figsize=(8.4, 2.9), layout='constrained', sharey=True)[1]
+    main, said = v.dataset.iloc[0], []
+    for ax, o, title in ((axs[0], v, 'without skips'), (axs[1], w, 'with skips')):
+        o = o[o.dataset == main]
         reservoir.plot_sweep(o, 'repeats', ax=ax).set(title=f'{main}, {title}', xlabel='blocks')
         said.append(f'{title} {_gaps(o, "repeats")}')
     both = pd.concat([t.assign(skips='no'), u.assign(skips='yes')], ignore_index=True).rename(columns=dict(repeats='blocks'))
@@ -276,27 +315,28 @@ def depth_block(res):
 @block('freezing', 'Width, position, regularizers')
 def width_block(res):
     import matplotlib.pyplot as plt
-    axs,said,tables = plt.subplots(1, 3, figsize=(11,2.9), layout='constrained')[1],[],[]
-    for ax,(name,sweep,title) in zip(axs, (('base','width','base width'), ('position','position','position'), ('regularizer','regularizer','regularizer'))):
-        v,t = _sweep(res, name, sweep, name)
-        o = v[v.dataset==v.dataset.iloc[0]]
-        reservoir.plot_sweep(o, name, name=='base', ax).set(xlabel=title)
-        said.append(f'by {title} {_gaps(o, name)}'); tables.append(details(f'By {title}', table_html(t.rename(columns={name:title}), _OURS)))
-    return picture(axs, f'Test accuracy for frozen and trained layers by width, position and regularizer. Frozen minus trained in points, {"; ".join(said)}.'),*tables
+    axs, said, tables = plt.subplots(1, 3, figsize=(11, 2.9), layout='constrained')[1], [], []
+    for ax, (name, sweep, title) in zip(axs, (('base', 'width', 'base width'), ('position', 'position', 'position'), ('regularizer', 'regularizer', 'regularizer'))):
+        v, t = _sweep(res, name, sweep, name)
+        o = v[v.dataset == v.dataset.iloc[0]]
+        reservoir.plot_sweep(o, name, name == 'base', ax).set(xlabel=title)
+        said.append(f'by {title} {_gaps(o, name)}')
+        tables.append(details(f'By {title}', table_html(t.rename(columns={name: title}), _OURS)))
+    return picture(axs, f'Test accuracy for frozen and trained layers by width, position and regularizer. Frozen minus trained in points, {"; ".join(said)}.'), *tables
 
 # %% ../nbs/65_digest.ipynb #28f9e9e9
 @block('freezing', 'The landscape')
 def landscape_block(res):
     df = res.part('freezing_landscape')
-    top = df.assign(kind=df.frozen.map(reservoir.NAMES)).groupby(['epochs','kind']).top_all.mean()
-    said = '; '.join(f'{k} after {e} epochs {v:.3g}' for (e,k),v in top.items())
+    top = df.assign(kind=df.frozen.map(reservoir.NAMES)).groupby(['epochs', 'kind']).top_all.mean()
+    said = '; '.join(f'{k} after {e} epochs {v:.3g}' for (e, k), v in top.items())
     return picture(reservoir.plot_slices(df), f'Loss along random directions around frozen and trained networks, early and at the end. Mean largest eigenvalue of the Hessian: {said}.'),
 
 @block('freezing', 'Cover\'s theorem')
 def cover_block(res):
     from reinit_nb.cover import plot_cover
     t = res.part('cover')
-    ok = ((t.lo<=t.P) & (t.P<=t.hi)).groupby(t.layers.astype(str), sort=False).mean()
+    ok = ((t.lo <= t.P) & (t.P <= t.hi)).groupby(t.layers.astype(str), sort=False).mean()
     return picture(plot_cover(t, relative=False), f'Share of random dichotomies that are separable by the number of points, dots over the curves of the theorem. Intervals that hold the curve: {", ".join(f"{k} {v:.0%}" for k,v in ok.items())}.'),
 
 # %% ../nbs/65_digest.ipynb #2654ef57
@@ -305,8 +345,8 @@ def decays_block(res):
     from reinit_nb import stuck
     df = res.part('frozen_decays')
     t = stuck.onset(df)
-    shown = t[['model','wd','exposure','share','with_frozen','runs','first','train_acc','test_acc']].rename(columns=dict(wd='weight decay', share='frozen at the end', with_frozen='runs with frozen', first='exposure at the first'))
-    some = t[t.share>0]
+    shown = t[['model', 'wd', 'exposure', 'share', 'with_frozen', 'runs', 'first', 'train_acc', 'test_acc']].rename(columns=dict(wd='weight decay', share='frozen at the end', with_frozen='runs with frozen', first='exposure at the first'))
+    some = t[t.share > 0]
     said = '; '.join(f'{o.model} with weight decay {o.wd:g} {o.share:.0%}' for o in some.itertuples()) or 'none'
     return (picture(stuck.plot_decays(df, 'exposure'), f'Share of filters that are frozen by how long weight decay has acted, one line for each run, a dotted line where weight decay alone reaches the cutoff. Frozen at the end: {said}; no others.',
                     'Exposure: by how many factors of e weight decay alone shrinks a weight.'),
@@ -316,53 +356,53 @@ def decays_block(res):
 def pairs_block(res):
     from reinit_nb import stuck
     t = res.part('frozen_pairs')
-    m = t[t.epoch==t.epoch.max()].groupby('treatment', sort=False).norm.median()
+    m = t[t.epoch == t.epoch.max()].groupby('treatment', sort=False).norm.median()
     return picture(stuck.plot_pairs(t), f'Norms of rows and columns over training in four panels: left alone, zero, tiny, and tiny with their normalization. Median at the end: {", ".join(f"{k} {v:.2g}" for k,v in m.items())}.'),
 
 @block('stuck', 'Sparse in three ways')
 def sparse_block(res):
     from reinit_nb import stuck
     t = stuck.table1(res.part('frozen_sparse'))
-    return table_html(t, 'Sparsity, frozen filters and accuracy in percent'),picture(stuck.plot_table1(t), f'Test accuracy by measured sparsity for three kinds of zeros, and the dense network as a dotted line. Means over levels: {ranking(t.groupby("kind")["test"].mean())}.')
+    return table_html(t, 'Sparsity, frozen filters and accuracy in percent'), picture(stuck.plot_table1(t), f'Test accuracy by measured sparsity for three kinds of zeros, and the dense network as a dotted line. Means over levels: {ranking(t.groupby("kind")["test"].mean())}.')
 
 # %% ../nbs/65_digest.ipynb #28fa96e3
 @block('stuck', 'Eigenvalues, flows, and the ImageNet ResNet-50')
 def looks_block(res):
     parts = []
-    for k,title in (('frozen_eigenvalues','Eigenvalues at zero, against the formula'), ('frozen_flow','Random problems from tiny starts: how many leave zero'), ('frozen_imagenet','Frozen filters in the ImageNet ResNet-50')):
+    for k, title in (('frozen_eigenvalues', 'Eigenvalues at zero, against the formula'), ('frozen_flow', 'Random problems from tiny starts: how many leave zero'), ('frozen_imagenet', 'Frozen filters in the ImageNet ResNet-50')):
         try: t = res.part(k)
         except ReinitError as e: parts.append(_not_shown(e, res)); continue
-        parts.append(table_html(t.drop(columns=['recipe','format',*PROVENANCE], errors='ignore').dropna(axis=1, how='all'), title))
+        parts.append(table_html(t.drop(columns=['recipe', 'format', *PROVENANCE], errors='ignore').dropna(axis=1, how='all'), title))
     return parts
 
 # %% ../nbs/65_digest.ipynb #fe406a18
 @block('transfer', 'Weight decay and learning rate')
 def rates_block(res):
     from reinit_nb import transfer
-    def said(t): return '; '.join(f'{k}: {ranking(100*g.groupby("variant", sort=False).test_acc.mean())}' for k,g in t.groupby('setting', sort=False))
-    out = [picture(transfer.plot_settings(res.part(k), xlabel=x), f'Test accuracy on sharp images after blurred ones by {x}, a dot for each seed. Means in percent: {said(res.part(k))}.', f'By {x}.') for k,x in (('decays','weight decay'),('rates','learning rate'))]
+    def said(t): return '; '.join(f'{k}: {ranking(100*g.groupby("variant", sort=False).test_acc.mean())}' for k, g in t.groupby('setting', sort=False))
+    out = [picture(transfer.plot_settings(res.part(k), xlabel=x), f'Test accuracy on sharp images after blurred ones by {x}, a dot for each seed. Means in percent: {said(res.part(k))}.', f'By {x}.') for k, x in (('decays', 'weight decay'), ('rates', 'learning rate'))]
     t = transfer.settings_table(pd.concat([res.part('decays'), res.part('rates')]).drop_duplicates('recipe'))
-    return *out,details('All settings', table_html(t, 'Means over seeds', digits=3))
+    return *out, details('All settings', table_html(t, 'Means over seeds', digits=3))
 
 @block('transfer', 'Plasticity and invariance')
 def tradeoff_block(res):
     from reinit_nb import transfer
     t = res.part('tradeoff')
-    r = {k:t[c].corr(t.test_loss, method='spearman') for k,c in (('filters frozen after the first task','first_frozen'),('filters nearly frozen at the end','near'),('the Fisher score','fisher'))}
+    r = {k: t[c].corr(t.test_loss, method='spearman') for k, c in (('filters frozen after the first task', 'first_frozen'), ('filters nearly frozen at the end', 'near'), ('the Fisher score', 'fisher'))}
     return picture(transfer.plot_tradeoff(t), f'Test loss of {len(t)} runs against three measurements, one dot for each. Rank correlations: {", ".join(f"{k} {v:+.2f}" for k,v in r.items())}.'),
 
 # %% ../nbs/65_digest.ipynb #385f3c17
-def _changes(res, name, base): # A table and a figure of differences to `base`
+def _changes(res, name, base):  # A table and a figure of differences to `base`
     from reinit_nb import transfer
     df = transfer.label(res.rows('transfer'), res.lists('transfer')[name])
     t = transfer.variant_table(df, base)
     def gain(g, v): return f'{v} {100*transfer.gaps(g, v, base).gain.mean():+.1f}'
-    said = '; '.join(f'{s}: ' + ', '.join(gain(g, v) for v in dict.fromkeys(g.variant) if v!=base) for s,g in df.groupby('setting', sort=False))
-    return picture(transfer.plot_gains(df, base), f'Difference in test accuracy to {base}, a dot for each seed. Mean differences in points: {said}.'),details('All numbers', table_html(t, f'Accuracy in percent, difference to {base} in points, frozen filters'))
+    said = '; '.join(f'{s}: ' + ', '.join(gain(g, v) for v in dict.fromkeys(g.variant) if v != base) for s, g in df.groupby('setting', sort=False))
+    return picture(transfer.plot_gains(df, base), f'Difference in test accuracy to {base}, a dot for each seed. Mean differences in points: {said}.'), details('All numbers', table_html(t, f'Accuracy in percent, difference to {base} in points, frozen filters'))
 
 @block('transfer', 'Task changes with and without a reset')
 def changes_block(res):
-    return *_changes(res, 'changes', 'standard'),details('Tables 6 to 8: the paper\'s recipes', table_html(paper_table('frozen_resets'), 'As printed'))
+    return *_changes(res, 'changes', 'standard'), details('Tables 6 to 8: the paper\'s recipes', table_html(paper_table('frozen_resets'), 'As printed'))
 
 @block('transfer', 'Seven interventions side by side')
 def interventions_block(res): return _changes(res, 'interventions', 'none')
@@ -372,25 +412,25 @@ def interventions_block(res): return _changes(res, 'interventions', 'none')
 def samples_block(res):
     from reinit_nb import transfer
     df = res.part('samples')
-    m = 100*df.pivot_table(index='setting', columns='variant', values='test_acc', sort=False)
-    said = '; '.join(f'{f:g} of the images: ' + ', '.join(f'{k} {v:.1f}%' for k,v in r.items()) for f,r in m.iterrows())
+    m = 100 * df.pivot_table(index='setting', columns='variant', values='test_acc', sort=False)
+    said = '; '.join(f'{f:g} of the images: ' + ', '.join(f'{k} {v:.1f}%' for k, v in r.items()) for f, r in m.iterrows())
     return picture(transfer.plot_samples(df), f'Test accuracy by the fraction of the training images, with and without a reset, a dot for each seed. Means: {said}.'),
 
 @block('transfer', 'Warm and cold starts')
 def warm_block(res):
-    t = res.part('warm').groupby(['variant','setting'], sort=False)[['train_acc','test_acc','test_loss','steps']].mean()
-    return table_html(t.rename_axis(['learning rate','start']).reset_index(), 'Means over seeds; a warm start has had another stage of as many steps before'),
+    t = res.part('warm').groupby(['variant', 'setting'], sort=False)[['train_acc', 'test_acc', 'test_loss', 'steps']].mean()
+    return table_html(t.rename_axis(['learning rate', 'start']).reset_index(), 'Means over seeds; a warm start has had another stage of as many steps before'),
 
 # %% ../nbs/65_digest.ipynb #b2543215
 @block('spectra', 'Depth')
 def depths_block(res):
     from reinit_nb import waves
     c = waves.curves(res.rows('waves', 'depths'))
-    deep = c[c.depth==c.depth.max()]
+    deep = c[c.depth == c.depth.max()]
     d = res.part('depths')
-    t = d.groupby(['kind','depth'], sort=False).agg(centroid=('centroid0','mean'), error=('error','mean'), worst=('error','max'), loss=('loss','max'), top=('top','mean'))
-    t = t.assign(error=100*t.error, worst=100*t.worst).rename(columns=dict(centroid='centroid before training', error='error [%]', worst='worst error [%]', loss='largest loss', top='largest eigenvalue'))
-    e = 100*d[d.depth==d.depth.max()].groupby('kind').error.mean()
+    t = d.groupby(['kind', 'depth'], sort=False).agg(centroid=('centroid0', 'mean'), error=('error', 'mean'), worst=('error', 'max'), loss=('loss', 'max'), top=('top', 'mean'))
+    t = t.assign(error=100 * t.error, worst=100 * t.worst).rename(columns=dict(centroid='centroid before training', error='error [%]', worst='worst error [%]', loss='largest loss', top='largest eigenvalue'))
+    e = 100 * d[d.depth == d.depth.max()].groupby('kind').error.mean()
     return (picture(waves.plot_curves(deep), f'What the deepest networks make of eight points of two sines, one panel for each kind. Mean interpolation error in percent: {ranking(e, 0)}.'),
             table_html(t.reset_index(), 'By kind of network and depth, means over seeds', digits=3))
 
@@ -405,14 +445,14 @@ def steps_block(res):
 @block('spectra', 'A spike before training')
 def arms_block(res):
     from reinit_nb import waves
-    d,c = res.part('arms'),waves.curves(res.rows('waves', 'arms'))
-    t = d.groupby('kind', sort=False).agg(before=('spike0','mean'), after=('spike1','mean'), centroid=('centroid0','mean'), error=('error','mean'), loss=('loss','max'))
+    d, c = res.part('arms'), waves.curves(res.rows('waves', 'arms'))
+    t = d.groupby('kind', sort=False).agg(before=('spike0', 'mean'), after=('spike1', 'mean'), centroid=('centroid0', 'mean'), error=('error', 'mean'), loss=('loss', 'max'))
     t = t.rename(columns=dict(before='amplitude at 5 before', after='after', centroid='centroid before', loss='largest loss'))
-    return picture(waves.plot_before_after(c), f'Amplitude spectra of six networks before and after training. Amplitude at frequency five after training: {ranking(t.after, 3)}.'),table_html(t, 'Means over seeds', digits=3)
+    return picture(waves.plot_before_after(c), f'Amplitude spectra of six networks before and after training. Amplitude at frequency five after training: {ranking(t.after, 3)}.'), table_html(t, 'Means over seeds', digits=3)
 
 @block('spectra', 'The law')
 def laws_block(res):
-    t = res.part('waves_laws').groupby('name', sort=False).agg(error=('error','max'), control=('control','median'), decay=('decay','max'), agree=('agree','sum'), vanishes=('vanishes','sum'), runs=('seed','count'))
+    t = res.part('waves_laws').groupby('name', sort=False).agg(error=('error', 'max'), control=('control', 'median'), decay=('decay', 'max'), agree=('agree', 'sum'), vanishes=('vanishes', 'sum'), runs=('seed', 'count'))
     return table_html(t.rename_axis('activation'), 'Relative error of the prediction, that of another network\'s kernel, and what is left at high frequency', digits=3),
 
 # %% ../nbs/65_digest.ipynb #d81ed204
@@ -422,15 +462,15 @@ _NETS = dict(vgg11='VGG11', vgg16='VGG16', resnet18='ResNet-18', resnet50='ResNe
 def pictures_block(res):
     from reinit_nb import waves
     df = res.part('waves_pictures')
-    ok,first = df[df.reached.astype(bool)],df['task.dataset'].iloc[0]   # CIFAR-10, but for smoke scale
-    every = (100*ok.pivot_table(index=['task.dataset','model'], columns='labels', values='test_accuracy', sort=False)).rename_axis(columns=None)
-    t,other = every.loc[first],every.drop(first, level=0).reset_index()
-    df,ok = (o[o['task.dataset']==first] for o in (df,ok))
+    ok, first = df[df.reached.astype(bool)], df['task.dataset'].iloc[0]   # CIFAR-10, but for smoke scale
+    every = (100 * ok.pivot_table(index=['task.dataset', 'model'], columns='labels', values='test_accuracy', sort=False)).rename_axis(columns=None)
+    t, other = every.loc[first], every.drop(first, level=0).reset_index()
+    df, ok = (o[o['task.dataset'] == first] for o in (df, ok))
     p = paper_table('fourier_accuracy').query("dataset=='CIFAR-10'").set_index('network')
-    t = t.assign(**{'paper: none':[p.random_start.get(_NETS.get(m, m)) for m in t.index], 'paper: random':[p.high_bandwidth.get(_NETS.get(m, m)) for m in t.index]})
-    w = ok[ok.model==df.model.iloc[0]].groupby('labels').width0.mean()
+    t = t.assign(**{'paper: none': [p.random_start.get(_NETS.get(m, m)) for m in t.index], 'paper: random': [p.high_bandwidth.get(_NETS.get(m, m)) for m in t.index]})
+    w = ok[ok.model == df.model.iloc[0]].groupby('labels').width0.mean()
     return (table_html(t, 'Test accuracy in percent by the labels learned first, and the paper\'s for its full networks on all of CIFAR-10'), *([table_html(other, 'The same on other images; the paper\'s numbers are among those below')] if len(other) else []),
-            picture(waves.plot_densities(df[df.model==df.model.iloc[0]]), f'Histograms of the gradient at the pixels before and after learning the right labels, {df.model.iloc[0]}. Mean width before: {ranking(w, 4)}.'),
+            picture(waves.plot_densities(df[df.model == df.model.iloc[0]]), f'Histograms of the gradient at the pixels before and after learning the right labels, {df.model.iloc[0]}. Mean width before: {ranking(w, 4)}.'),
             details('The paper\'s accuracies', table_html(paper_table('fourier_accuracy'), 'As printed')))
 
 # %% ../nbs/65_digest.ipynb #44d19ae9
@@ -438,74 +478,74 @@ def pictures_block(res):
 def bridge_block(res):
     from reinit_nb import bridge
     t = bridge.against(res.part('waves_bridge'))
-    away = [f'{o.how}: {o.measure} × {o.ratio:.2f}' for o in t.itertuples() if not o.lo<=1<=o.hi]
+    away = [f'{o.how}: {o.measure} × {o.ratio:.2f}' for o in t.itertuples() if not o.lo <= 1 <= o.hi]
     return (picture(bridge.plot_against(t), f'Ratios to training on with nothing done, with intervals over seeds. Intervals without 1: {"; ".join(away) or "none"}.'),
             details('All numbers', table_html(t, 'Ratios to the control at the end: width of the gradients at the pixels, centroid, trace, largest eigenvalue, rise of the loss with noise', digits=3)))
 
 # %% ../nbs/65_digest.ipynb #407ed56d
-_SIDES = {'relu he':('ReLU','low'), 'relu he, high':('ReLU','high'), 'gaussian low':('Gaussian','low'), 'gaussian':('Gaussian','high')}
+_SIDES = {'relu he': ('ReLU', 'low'), 'relu he, high': ('ReLU', 'high'), 'gaussian low': ('Gaussian', 'low'), 'gaussian': ('Gaussian', 'high')}
 
 @block('spectra', 'Flat minima')
 def minima_block(res):
     from reinit_nb import waves
     d = res.part('minima')
-    t = d.groupby('kind', sort=False).agg(centroid=('centroid0','mean'), error=('error','mean'), loss=('loss','max'), trace=('trace','mean'), top=('top','mean'))
-    p = paper_table('fourier_hessian').query("data=='1-D signals'").set_index(['network','bandwidth'])
-    for a,b in (('trace','trace'), ('top','spectral_norm')): t[f'paper: {a}'] = [p[b].get(_SIDES.get(k)) for k in t.index]
+    t = d.groupby('kind', sort=False).agg(centroid=('centroid0', 'mean'), error=('error', 'mean'), loss=('loss', 'max'), trace=('trace', 'mean'), top=('top', 'mean'))
+    p = paper_table('fourier_hessian').query("data=='1-D signals'").set_index(['network', 'bandwidth'])
+    for a, b in (('trace', 'trace'), ('top', 'spectral_norm')): t[f'paper: {a}'] = [p[b].get(_SIDES.get(k)) for k in t.index]
     every = waves.label(res.rows('waves'))
-    every = every[every.top.notna() & (every.top>0) & (every.start!='dc')]
-    every = every.assign(centroid0=every.centroid0*(every.hi-every.lo))      # cycles between the first point and the last
-    r = {k:every[c].corr(every.error, method='spearman') for k,c in (('centroid before training','centroid0'),('largest eigenvalue','top'),('trace','trace'))}
+    every = every[every.top.notna() & (every.top > 0) & (every.start != 'dc')]
+    every = every.assign(centroid0=every.centroid0 * (every.hi - every.lo))      # cycles between the first point and the last
+    r = {k: every[c].corr(every.error, method='spearman') for k, c in (('centroid before training', 'centroid0'), ('largest eigenvalue', 'top'), ('trace', 'trace'))}
     return (table_html(t, 'Random signals from eight points: error, and the Hessian beside the paper\'s; ratios are to be compared', digits=3),
             picture(waves.plot_predictors(every), f'Interpolation error of {len(every)} networks by spectrum and by sharpness. Rank correlations: {", ".join(f"{k} {v:+.2f}" for k,v in r.items())}.', 'Which predicts better, the spectrum before training or sharpness at the end?'))
 
 # %% ../nbs/65_digest.ipynb #0af20505
-def judge(res:Source # What there is
-         )->pd.DataFrame: # As `scorecard.table`; `verdict` is empty where there is no evidence, and `measured` says why
+def judge(res: Source  # What there is
+         ) -> pd.DataFrame:  # As `scorecard.table`; `verdict` is empty where there is no evidence, and `measured` says why
     "All claims, judged by what there is"
-    rows,nothing = [],dict(verdict='', n=0, scale=res.scale, measure='', unit='', **dict.fromkeys(('value','lo','hi','null','theirs_value'), np.nan))
+    rows, nothing = [], dict(verdict='', n=0, scale=res.scale, measure='', unit='', **dict.fromkeys(('value', 'lo', 'hi', 'null', 'theirs_value'), np.nan))
     for c in all_claims().itertuples(index=False):
         try: rows.append(scorecard._row(c, scorecard.verdict(c.id, res)))
         except ReinitError as e: rows.append(c._asdict() | nothing | dict(measured=f'not judged: {_short(e, res)}'))
     return pd.DataFrame(rows, columns=list(scorecard.COLUMNS))
 
-def count(df:pd.DataFrame # From `judge`
-         )->dict: # Sign → how many
+def count(df: pd.DataFrame  # From `judge`
+         ) -> dict:  # Sign → how many
     "How many claims hold, fail and stay open"
-    return {k:int((df.verdict==k).sum()) for k in VERDICTS}
+    return {k: int((df.verdict == k).sum()) for k in VERDICTS}
 
 # %% ../nbs/65_digest.ipynb #6fe13c4a
-def _home(notebook): # Id of the section of a study
-    return next((_slug(s.title, ['theme']) for s in STUDIES.values() if s.notebook==notebook), 'scorecard')
+def _home(notebook):  # Id of the section of a study
+    return next((_slug(s.title, ['theme']) for s in STUDIES.values() if s.notebook == notebook), 'scorecard')
 
-def claims_table(df:pd.DataFrame # From `judge`
-                )->str:
+def claims_table(df: pd.DataFrame  # From `judge`
+                ) -> str:
     "The scorecard as a table that sorts and filters"
     df = df.reset_index(drop=True)
     def two(a, b): return Markup(f'{escape(a)} <small>{escape(b)}</small>' if b else escape(a))
-    rows = [r for _,r in df.iterrows()]
-    t = pd.DataFrame({'claim':[link(o, f'{o}-evidence') for o in df.id], 'verdict':df.verdict.map(badge), 'what it says':df.claim, 'ours [95%]':['–' if pd.isna(r.value) else two(amount(r), r.measure) for r in rows],
-                      'paper\'s':[scorecard.theirs(r) or '–' for r in rows], 'n':[two(*counted(r).partition(', ')[::2]) if r.n else '–' for r in rows], 'scale':df.scale,
-                      'study':[link(Path(o).stem.replace('_', ' '), _home(o)) for o in df.notebook]})
-    return table_html(t, 'All claims; a click on a header sorts', ids=list(df.id), filters=['verdict','study'], stack=True)
+    rows = [r for _, r in df.iterrows()]
+    t = pd.DataFrame({'claim': [link(o, f'{o}-evidence') for o in df.id], 'verdict': df.verdict.map(badge), 'what it says': df.claim, 'ours [95%]': ['–' if pd.isna(r.value) else two(amount(r), r.measure) for r in rows],
+                      'paper\'s': [scorecard.theirs(r) or '–' for r in rows], 'n': [two(*counted(r).partition(', ')[::2]) if r.n else '–' for r in rows], 'scale': df.scale,
+                      'study': [link(Path(o).stem.replace('_', ' '), _home(o)) for o in df.notebook]})
+    return table_html(t, 'All claims; a click on a header sorts', ids=list(df.id), filters=['verdict', 'study'], stack=True)
 
 # %% ../nbs/65_digest.ipynb #2e5abf0c
-def headline(df:pd.DataFrame # From `judge`
-            )->str:
+def headline(df: pd.DataFrame  # From `judge`
+            ) -> str:
     "The scorecard in four numbers, and by paper"
-    n,left = count(df),int((df.verdict=='').sum())
-    by = df.groupby(['paper','verdict'], sort=False).size().unstack(fill_value=0).reindex(columns=[*VERDICTS,*['']*bool(left)], fill_value=0)
+    n, left = count(df), int((df.verdict == '').sum())
+    by = df.groupby(['paper', 'verdict'], sort=False).size().unstack(fill_value=0).reindex(columns=[*VERDICTS, *[''] * bool(left)], fill_value=0)
     by = by.rename(columns=lambda o: badge(o).shown).assign(claims=by.sum(axis=1)).rename_axis(columns=None).reset_index()
     by = by.assign(paper=[link(TITLES[o], _slug(TITLES[o], ['theme'])) for o in by.paper])
-    some = [(len(df),'claims'), (n['✅'],'hold','good'), (n['❌'],'fail','bad'), (n['➖'],'stay open','open')]
-    return tiles(*some, *[(left,'not judged: no evidence here')]*bool(left)) + table_html(by, 'By paper')
+    some = [(len(df), 'claims'), (n['✅'], 'hold', 'good'), (n['❌'], 'fail', 'bad'), (n['➖'], 'stay open', 'open')]
+    return tiles(*some, *[(left, 'not judged: no evidence here')] * bool(left)) + table_html(by, 'By paper')
 
 _reading = ('A claim holds if the effect is there, with its 95% interval on the side that the claim names; it fails if the interval is on the other side, and stays open if it allows both. Where a claim allows a tie, a tie will do. A claim that says several things is as good as its weakest part, and that part is the number shown.',
             'Most runs are small: thin networks, few images, few steps. A verdict says what happens at the scale that stands beside it, not that a paper is wrong.')
 
 # %% ../nbs/65_digest.ipynb #9ebb56b1
-def evidence(df:pd.DataFrame # From `judge`, the claims of one study
-            )->str:
+def evidence(df: pd.DataFrame  # From `judge`, the claims of one study
+            ) -> str:
     "Claims with the numbers behind their verdicts"
     def item(o):
         theirs = f'<p class="dim">The paper, {escape(o.where)}{": "+escape(o.theirs) if o.theirs else ""}</p>'
@@ -513,79 +553,79 @@ def evidence(df:pd.DataFrame # From `judge`, the claims of one study
                 f'<p class="dim">Ours: {escape(o.measured)}</p>{theirs}</li>')
     return f'<ul class="claims">{"".join(map(item, df.itertuples()))}</ul>'
 
-def overview(df:pd.DataFrame # From `judge`
-            )->str:
+def overview(df: pd.DataFrame  # From `judge`
+            ) -> str:
     "All effects in one figure"
-    d = df[df.verdict!='']
+    d = df[df.verdict != '']
     n = count(d)
     said = '; '.join(f'{badge(k).shown}: {", ".join(d.id[d.verdict==k])}' for k in n if n[k])
     return picture(scorecard.plot_claims(d), f'The effects of {len(d)} claims with their intervals, and the papers\' numbers where they give one. {said}.')
 
 # %% ../nbs/65_digest.ipynb #5bc9e59c
-def distinct(values:Iterable, # Anything
-             most:int=8 # More than these are abbreviated
-            )->str:
+def distinct(values: Iterable,  # Anything
+             most: int = 8  # More than these are abbreviated
+            ) -> str:
     "Distinct values in a few words"
     v = list(dict.fromkeys('–' if o is None else str(o) for o in values))
-    return ', '.join(v) if len(v)<=most else f'{v[0]}, {v[1]}, … {v[-1]} ({len(v)} values)'
+    return ', '.join(v) if len(v) <= most else f'{v[0]}, {v[1]}, … {v[-1]} ({len(v)} values)'
 
-def fields_table(lists:dict, # Lists of recipes by name
-                 known:set|None=None # Hashes; others are left out
-                )->pd.DataFrame: # One row per field, one column per list
+def fields_table(lists: dict,  # Lists of recipes by name
+                 known: set | None = None  # Hashes; others are left out
+                ) -> pd.DataFrame:  # One row per field, one column per list
     "What was run, field by field"
-    runs = {k:[flat(r) for r in each(v) if known is None or r.hash in known] for k,v in lists.items()}
-    cols = {k:{'runs':str(len(fs))} | {f:distinct(o.get(f) for o in fs) for f in dict.fromkeys(f for o in fs for f in o)} for k,fs in runs.items() if fs}
+    runs = {k: [flat(r) for r in each(v) if known is None or r.hash in known] for k, v in lists.items()}
+    cols = {k: {'runs': str(len(fs))} | {f: distinct(o.get(f) for o in fs) for f in dict.fromkeys(f for o in fs for f in o)} for k, fs in runs.items() if fs}
     return pd.DataFrame(cols).fillna('–').rename_axis('field').reset_index()
 
 # %% ../nbs/65_digest.ipynb #94ab1f8e
-def versions(frames:dict # Results with provenance, by name
-            )->pd.DataFrame: # One row each: rows, runs, from, to, versions
+def versions(frames: dict  # Results with provenance, by name
+            ) -> pd.DataFrame:  # One row each: rows, runs, from, to, versions
     "How much there is, and with what it was made"
-    rows = [dict(file=k, rows=len(d), runs=d.recipe.nunique(), first=d['date'].min()[:10], last=d['date'].max()[:10]) | {c:distinct(d[c].dropna()) for c in PROVENANCE if c!='date'} for k,d in frames.items()]
+    rows = [dict(file=k, rows=len(d), runs=d.recipe.nunique(), first=d['date'].min()[:10], last=d['date'].max()[:10]) | {c: distinct(d[c].dropna()) for c in PROVENANCE if c != 'date'} for k, d in frames.items()]
     return pd.DataFrame(rows)
 
-def _made(res, files): # The section on recipes and versions
-    frames = {f.name:load_results(f) for f in files}
+def _made(res, files):  # The section on recipes and versions
+    frames = {f.name: load_results(f) for f in files}
     parts = [details(f'Recipes of {k}', table_html(fields_table(res.lists(k), set(frames[f'{k}_{res.scale}.csv'].recipe)), f'{k}: every field of the recipes'))
              for k in LISTS if f'{k}_{res.scale}.csv' in frames and k not in scorecard.LOOKS]
-    return 'How it was made',table_html(versions(frames), 'Files, versions and machines'),*parts
+    return 'How it was made', table_html(versions(frames), 'Files, versions and machines'), *parts
 
 # %% ../nbs/65_digest.ipynb #4cf29991
-def main_scale(folder # With results
-              )->str: # The scale with most files
+def main_scale(folder  # With results
+              ) -> str:  # The scale with most files
     "At which scale were the results of a folder measured?"
-    n = {k:len(list(Path(folder).glob(f'*_{k}.csv'))) for k in reversed(SCALES)}
+    n = {k: len(list(Path(folder).glob(f'*_{k}.csv'))) for k in reversed(SCALES)}
     return max(n, key=n.get)
 
-def study_parts(res:Source, # What there is
-                df:pd.DataFrame, # From `judge`
-                say:Callable=lambda text: None # Told what is being done
-               )->list: # Parts of a page: a section for each paper, with its studies
+def study_parts(res: Source,  # What there is
+                df: pd.DataFrame,  # From `judge`
+                say: Callable = lambda text: None  # Told what is being done
+               ) -> list:  # Parts of a page: a section for each paper, with its studies
     "All studies with anything to show, by paper"
-    here = {k:s for k,s in STUDIES.items() if not s.files or any((res.path/f'{f}_{res.scale}.csv').exists() for f in s.files)}
+    here = {k: s for k, s in STUDIES.items() if not s.files or any((res.path / f'{f}_{res.scale}.csv').exists() for f in s.files)}
     parts = []
-    for paper,title in PAPERS.items():
+    for paper, title in PAPERS.items():
         some = []
-        for k in [k for k in here if here[k].paper==paper]:
+        for k in [k for k in here if here[k].paper == paper]:
             say(f'{here[k].title} …')
-            some.append((here[k].title, prose(f'{here[k].about} At length in `nbs/{here[k].notebook}`.'), evidence(df[df.notebook==here[k].notebook]), *blocks(k, res)))
+            some.append((here[k].title, prose(f'{here[k].about} At length in `nbs/{here[k].notebook}`.'), evidence(df[df.notebook == here[k].notebook]), *blocks(k, res)))
         if some: parts.append((TITLES[paper], prose(title), *some))
     return parts
 
 # %% ../nbs/65_digest.ipynb #a65f0002
-def _scales(df, scale): # What was measured at which scale, in a sentence
-    d = df[df.verdict!='']
-    other = list(d.id[d.scale!=scale])
+def _scales(df, scale):  # What was measured at which scale, in a sentence
+    d = df[df.verdict != '']
+    other = list(d.id[d.scale != scale])
     return f'{len(d)-len(other)} are measured at {scale} scale' + (f'; {", ".join(other)} rest on numbers that a paper prints or on a network of full size.' if other else '.')
 
 # %% ../nbs/65_digest.ipynb #78f51fb4
 _smoke = 'These are smoke runs: they show that everything works, and their numbers mean nothing.'
 
-def results_digest(path=None, # Folder of results; default: that of the repository
-                   scale:str|None=None, # Of the results; default: the scale with most files
-                   say:Callable=lambda text: None, # Told what is being done
-                   info:dict|None=None # Gets source and scale
-                  )->str: # HTML
+def results_digest(path=None,  # Folder of results; default: that of the repository
+                   scale: str | None = None,  # Of the results; default: the scale with most files
+                   say: Callable = lambda text: None,  # Told what is being done
+                   info: dict | None = None  # Gets source and scale
+                  ) -> str:  # HTML
     "The page about a folder of results"
     scale = scale or main_scale(find_results() if path is None else path)
     res = Source(path, scale)
@@ -597,7 +637,7 @@ def results_digest(path=None, # Folder of results; default: that of the reposito
     df = judge(res)
     n = count(df)
     return page('What holds of four papers on reinitialization, freezing and initialization',
-                headline(df), prose(*_reading, *[_smoke]*(scale=='smoke')), ('Scorecard', claims_table(df), overview(df)), *study_parts(res, df, say), _made(res, files),
+                headline(df), prose(*_reading, *[_smoke] * (scale == 'smoke')), ('Scorecard', claims_table(df), overview(df)), *study_parts(res, df, say), _made(res, files),
                 subtitle=f'{len(df)} claims: {n["✅"]} hold, {n["❌"]} fail, {n["➖"]} stay open. {_scales(df, scale)} Every number of ours comes from a recorded run.',
                 footer=f'Made by reinit_nb {__version__} from {len(files)} files. This page needs no connection.')
 
@@ -605,121 +645,121 @@ def results_digest(path=None, # Folder of results; default: that of the reposito
 def _flatten(fields, prefix=''):
     "Fields of a record by dotted name, as `core.flat` does for recipes"
     out = {}
-    for k,v in fields.items():
-        if isinstance(v, dict) and 'fields' in v: out |= {f'{prefix}{k}':v['class']} | _flatten(v['fields'], f'{prefix}{k}.')
-        elif isinstance(v, list) and any(isinstance(o, (dict,list)) for o in v): out |= _flatten(dict(enumerate(v)), f'{prefix}{k}.') if all(isinstance(o, (dict,list)) for o in v) else {f'{prefix}{k}':str(v)}
+    for k, v in fields.items():
+        if isinstance(v, dict) and 'fields' in v: out |= {f'{prefix}{k}': v['class']} | _flatten(v['fields'], f'{prefix}{k}.')
+        elif isinstance(v, list) and any(isinstance(o, (dict, list)) for o in v): out |= _flatten(dict(enumerate(v)), f'{prefix}{k}.') if all(isinstance(o, (dict, list)) for o in v) else {f'{prefix}{k}': str(v)}
         else: out[f'{prefix}{k}'] = tuple(v) if isinstance(v, list) else v
     return out
 
-def read_runs(root # Folder of a store
-             )->tuple[list[dict],list[str]]: # Records with `hash`; those that cannot be read, and why
+def read_runs(root  # Folder of a store
+             ) -> tuple[list[dict], list[str]]:  # Records with `hash`; those that cannot be read, and why
     "All records of a store, without changing anything"
-    good,bad = [],[]
+    good, bad = [], []
     for f in sorted(Path(root).glob('[0-9a-f][0-9a-f]/*/record.json')):
         try:
             r = json.loads(f.read_text(encoding='utf-8'))
-            if r['sha256']!=_checksum(r): raise ValueError('its checksum is wrong')
-            if r['format']!=Store.format: raise ValueError(f'it has format {r["format"]}')
+            if r['sha256'] != _checksum(r): raise ValueError('its checksum is wrong')
+            if r['format'] != Store.format: raise ValueError(f'it has format {r["format"]}')
             good.append(r | dict(hash=f.parent.name))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as e: bad.append(f'{f.relative_to(root).as_posix()}: {e if isinstance(e, ValueError) and not isinstance(e, json.JSONDecodeError) else "it cannot be parsed"}')
-    return good,bad
+    return good, bad
 
 # %% ../nbs/65_digest.ipynb #7c1d8db2
-def _differ(d, cols): # Columns with more than one value, the seed left out
-    return [c for c in cols if c!='seed' and d[c].map(str).nunique()>1]
+def _differ(d, cols):  # Columns with more than one value, the seed left out
+    return [c for c in cols if c != 'seed' and d[c].map(str).nunique() > 1]
 
-def runs_table(records:Sequence[dict] # From `read_runs`, of one class
-              )->tuple[pd.DataFrame,pd.DataFrame]: # Means over seeds by the fields that differ; the fields that do not
+def runs_table(records: Sequence[dict]  # From `read_runs`, of one class
+              ) -> tuple[pd.DataFrame, pd.DataFrame]:  # Means over seeds by the fields that differ; the fields that do not
     "Runs of one kind"
     fields = [_flatten(r['recipe']['fields']) for r in records]
     cols = list(dict.fromkeys(c for f in fields for c in f))
-    d = pd.DataFrame([f | (r['rows'][-1] if r['rows'] else {}) for f,r in zip(fields, records)])
+    d = pd.DataFrame([f | (r['rows'][-1] if r['rows'] else {}) for f, r in zip(fields, records)])
     by = _differ(d, cols)
-    same = pd.DataFrame([(c, distinct(d[c])) for c in cols if c not in by], columns=['field','value'])
-    d[by] = d[by].map(lambda v: '–' if v is None or v!=v else v)
+    same = pd.DataFrame([(c, distinct(d[c])) for c in cols if c not in by], columns=['field', 'value'])
+    d[by] = d[by].map(lambda v: '–' if v is None or v != v else v)
     num = [c for c in d if c not in cols and pd.api.types.is_numeric_dtype(d[c]) and d[c].notna().any()]
-    groups = d.assign(**{c:d[c].astype(float) for c in num}, _n=1).groupby(by or (lambda i: 0), sort=False)
+    groups = d.assign(**{c: d[c].astype(float) for c in num}, _n=1).groupby(by or (lambda i: 0), sort=False)
     t = groups[num].mean().assign(runs=groups['_n'].sum())
-    return (t.reset_index() if by else t.reset_index(drop=True))[[*by,'runs',*num]],same
+    return (t.reset_index() if by else t.reset_index(drop=True))[[*by, 'runs', *num]], same
 
 # %% ../nbs/65_digest.ipynb #9b842556
-def complete_lists(records:Sequence[dict] # From `read_runs`
-                  )->pd.DataFrame: # file, scale, here, of
+def complete_lists(records: Sequence[dict]  # From `read_runs`
+                  ) -> pd.DataFrame:  # file, scale, here, of
     "Lists of recipes of the studies, and how much of them is in a store"
-    have,kinds,rows = {r['hash'] for r in records},pd.Series([r['recipe']['class'] for r in records]).value_counts(),[]
-    for file,f in LISTS.items():
+    have, kinds, rows = {r['hash'] for r in records}, pd.Series([r['recipe']['class'] for r in records]).value_counts(), []
+    for file, f in LISTS.items():
         for scale in SCALES:
             runs = [r for r in each(f(scale)) if not left_out(r)]
             if type(runs[0]).__name__ not in kinds: break
             n = sum(r.hash in have for r in runs)
             if n: rows.append(dict(file=file, scale=scale, here=n, of=len(runs)))
-    return pd.DataFrame(rows, columns=['file','scale','here','of'])
+    return pd.DataFrame(rows, columns=['file', 'scale', 'here', 'of'])
 
-def export_lists(root, # Folder of a store
-                 lists:pd.DataFrame, # From `complete_lists`
-                 folder, # Where to
-                 scale:str|None=None # Default: the one with most complete lists
-                )->str|None: # The scale, if any list is complete
+def export_lists(root,  # Folder of a store
+                 lists: pd.DataFrame,  # From `complete_lists`
+                 folder,  # Where to
+                 scale: str | None = None  # Default: the one with most complete lists
+                ) -> str | None:  # The scale, if any list is complete
     "Write the complete lists of a store as results"
-    full = lists[(lists.here==lists.of) & ((lists.scale==scale) | (scale is None))]
+    full = lists[(lists.here == lists.of) & ((lists.scale == scale) | (scale is None))]
     if not len(full): return None
-    scale = max(SCALES, key=lambda s: ((full.scale==s).sum(), SCALES.index(s)))
-    for k in full[full.scale==scale].file: save_results(Store(root).frame(each(LISTS[k](scale)), provenance=True), Path(folder)/f'{k}_{scale}.csv')
+    scale = max(SCALES, key=lambda s: ((full.scale == s).sum(), SCALES.index(s)))
+    for k in full[full.scale == scale].file: save_results(Store(root).frame(each(LISTS[k](scale)), provenance=True), Path(folder) / f'{k}_{scale}.csv')
     return scale
 
 # %% ../nbs/65_digest.ipynb #6e3ad58d
-def _kinds(records, most=300): # A subsection for each class of recipe
+def _kinds(records, most=300):  # A subsection for each class of recipe
     kinds = list(dict.fromkeys(r['recipe']['class'] for r in records))
     for k in kinds:
-        t,same = runs_table(mine := [r for r in records if r['recipe']['class']==k])
-        cut = prose(f'The first {most} of {len(t)} settings.') if len(t)>most else ''
-        yield k,prose(f'{len(mine)} runs, {len(t)} settings; means over seeds of what was measured last.'),cut,table_html(t.head(most), f'{k}: fields that differ, and measurements'),details('Fields that all of them share', table_html(same, f'{k}: the same in all runs'))
+        t, same = runs_table(mine := [r for r in records if r['recipe']['class'] == k])
+        cut = prose(f'The first {most} of {len(t)} settings.') if len(t) > most else ''
+        yield k, prose(f'{len(mine)} runs, {len(t)} settings; means over seeds of what was measured last.'), cut, table_html(t.head(most), f'{k}: fields that differ, and measurements'), details('Fields that all of them share', table_html(same, f'{k}: the same in all runs'))
 
-def _judged(root, lists, say, scale=None, info=None): # Sections on claims
+def _judged(root, lists, say, scale=None, info=None):  # Sections on claims
     with TemporaryDirectory() as d:
-        asked,scale = scale,export_lists(root, lists, d, scale)
+        asked, scale = scale, export_lists(root, lists, d, scale)
         if asked and scale is None: raise ReinitError(f'no list of recipes of a study is complete at {asked} scale in {root}, so no claim can be judged; without a scale the page shows all runs')
         if info is not None: info['scale'] = scale
-        if scale is None: return [('Claims', prose('No claim is judged: that takes a whole list of recipes of a study, and none is complete here.'), *[table_html(lists, 'Recipes of the studies that are here')]*bool(len(lists)))]
+        if scale is None: return [('Claims', prose('No claim is judged: that takes a whole list of recipes of a study, and none is complete here.'), *[table_html(lists, 'Recipes of the studies that are here')] * bool(len(lists)))]
         say(f'judging claims at {scale} scale …')
         res = Source(d, scale)
         df = judge(res)
-        df = df[[o.notebook in {s.notebook for s in STUDIES.values() if s.files} and o.verdict!='' for o in df.itertuples()]]
-        return [('Claims', headline(df), prose(*_reading[:1], *[_smoke]*(scale=='smoke')), claims_table(df), overview(df), table_html(lists, 'Recipes of the studies that are here')),
-                *(o for o in study_parts(res, df, say) if len(o)>2)]
+        df = df[[o.notebook in {s.notebook for s in STUDIES.values() if s.files} and o.verdict != '' for o in df.itertuples()]]
+        return [('Claims', headline(df), prose(*_reading[:1], *[_smoke] * (scale == 'smoke')), claims_table(df), overview(df), table_html(lists, 'Recipes of the studies that are here')),
+                *(o for o in study_parts(res, df, say) if len(o) > 2)]
 
 # %% ../nbs/65_digest.ipynb #667a25f0
-def store_digest(root, # Folder of a store
-                 say:Callable=lambda text: None, # Told what is being done
-                 scale:str|None=None, # At which claims are judged; default: the one with most complete lists
-                 info:dict|None=None # Gets source and scale
-                )->str: # HTML
+def store_digest(root,  # Folder of a store
+                 say: Callable = lambda text: None,  # Told what is being done
+                 scale: str | None = None,  # At which claims are judged; default: the one with most complete lists
+                 info: dict | None = None  # Gets source and scale
+                ) -> str:  # HTML
     "The page about a folder of runs"
     say('reading runs …')
-    good,bad = read_runs(root)
+    good, bad = read_runs(root)
     if not good: raise ReinitError(f'none of the {len(bad)} records in {root} can be read; the first: {bad[0]}')
     lists = complete_lists(good)
     if info is not None: info.update(kind='runs', source=str(root), scale=None)
-    hours = sum(r['seconds'] or 0 for r in good)/3600
-    frames = {k:pd.DataFrame([dict(recipe=r['hash']) | r['provenance'] for r in good if r['recipe']['class']==k]) for k in dict.fromkeys(r['recipe']['class'] for r in good)}
+    hours = sum(r['seconds'] or 0 for r in good) / 3600
+    frames = {k: pd.DataFrame([dict(recipe=r['hash']) | r['provenance'] for r in good if r['recipe']['class'] == k]) for k in dict.fromkeys(r['recipe']['class'] for r in good)}
     damaged = [('Damaged records', prose('Left out, and left where they are.'), table_html(pd.DataFrame(dict(record=bad)), 'Records that cannot be read'))] if bad else []
-    return page('Runs', tiles((len(good),'runs'), (len(frames),'kinds of recipe'), (f'{hours:.1f}','hours of training'), *[(len(bad),'damaged','bad')]*bool(bad)), *damaged,
+    return page('Runs', tiles((len(good), 'runs'), (len(frames), 'kinds of recipe'), (f'{hours:.1f}', 'hours of training'), *[(len(bad), 'damaged', 'bad')] * bool(bad)), *damaged,
                 ('Runs by recipe', *_kinds(good)), *_judged(root, lists, say, scale, info), ('How they were made', table_html(versions(frames).rename(columns=dict(file='recipe')).drop(columns='rows'), 'Versions and machines')),
                 subtitle=f'{len(good)} runs in {Path(root).name}', footer=f'Made by reinit_nb {__version__}. This page needs no connection.')
 
 # %% ../nbs/65_digest.ipynb #a65f0004
-def _here(scale): # The results of the repository; who has installed the package has none
+def _here(scale):  # The results of the repository; who has installed the package has none
     try: return find_results(scale=scale or 'laptop')
     except ReinitError: raise ReinitError('there is no folder results/ here or above, and none comes with the installed package: give a folder, either results of a checkout of the repository, '
                                           'or runs of your own, or what reinit_repro has written; reinit_claims shows the verdicts that come with the package') from None
 
-def _reproduced(d, scale, say, info): # The page about a folder of `reinit_repro`
-    try: made = json.loads((d/'study.json').read_text(encoding='utf-8')); name,at = made['study'],made['scale']
+def _reproduced(d, scale, say, info):  # The page about a folder of `reinit_repro`
+    try: made = json.loads((d / 'study.json').read_text(encoding='utf-8')); name, at = made['study'], made['scale']
     except (OSError, ValueError, KeyError, TypeError): raise ReinitError(f'{d}: its study.json is damaged or not of reinit_repro') from None
-    if scale not in (None,at): raise ReinitError(f'{d} was written at {at} scale, and has nothing at {scale} scale')
-    if not (d/'runs.csv').exists(): raise ReinitError(f'{d} has no runs.csv: reinit_repro was stopped before the end; call it again, it goes on from there')
+    if scale not in (None, at): raise ReinitError(f'{d} was written at {at} scale, and has nothing at {scale} scale')
+    if not (d / 'runs.csv').exists(): raise ReinitError(f'{d} has no runs.csv: reinit_repro was stopped before the end; call it again, it goes on from there')
     with TemporaryDirectory() as t:
-        shutil.copy(d/'runs.csv', Path(t)/f'{name}_{at}.csv')
+        shutil.copy(d / 'runs.csv', Path(t) / f'{name}_{at}.csv')
         html = results_digest(t, at, say, info)
     if info is not None: info['source'] = str(d)
     return html
@@ -730,23 +770,23 @@ def _digest(path, scale, say, info):
     d = Path(path).expanduser()
     if not d.is_dir(): raise ReinitError(f'{path} is {"a file" if d.exists() else "not there"}: name a folder of results (CSV files) or of runs (a store)')
     if any(next(d.glob(f'*_{s}.csv'), None) for s in ([scale] if scale else SCALES)): return results_digest(d, scale, say, info)
-    if (d/'study.json').exists(): return _reproduced(d, scale, say, info)
+    if (d / 'study.json').exists(): return _reproduced(d, scale, say, info)
     if next(d.glob('[0-9a-f][0-9a-f]/*/record.json'), None): return store_digest(d, say, scale, info)
     raise ReinitError(f'{path} has neither results, files such as synthetic_{scale or "laptop"}.csv, nor runs: name a folder that was written by an experiment, by a sweep or by reinit_repro')
 
-def digest(path=None, # Folder of results or of runs; default: the results of the repository
-           scale:str|None=None, # Of results, if there are several
-           say:Callable=lambda text: None, # Told what is being done
-           info:dict|None=None # Gets what the page is about: kind, source and scale
-          )->str: # HTML
+def digest(path=None,  # Folder of results or of runs; default: the results of the repository
+           scale: str | None = None,  # Of results, if there are several
+           say: Callable = lambda text: None,  # Told what is being done
+           info: dict | None = None  # Gets what the page is about: kind, source and scale
+          ) -> str:  # HTML
     "Everything that was measured, on one page"
     gc.freeze()   # statsmodels and figures collect garbage often, which takes seconds where torch is loaded
     try: return _digest(path, scale, say, info)
     finally: gc.unfreeze()
 
-def write_digest(path=None, # As in `digest`
-                 out='report.html', # HTML file
-                 **kw # As in `digest`
-                )->Path: # The file
+def write_digest(path=None,  # As in `digest`
+                 out='report.html',  # HTML file
+                 **kw  # As in `digest`
+                ) -> Path:  # The file
     "Write the page atomically"
     return write_page(out, digest(path, **kw))

@@ -6,11 +6,12 @@
 __all__ = ['DSDCallback', 'DenseSparseDenseCallback']
 
 # %% ../nbs/34_dsd.ipynb #b9a10e6d
-from fastcore.basics import patch,store_attr
+from fastcore.basics import patch, store_attr
 from fastcore.meta import delegates
+
 from .blocks import drawn
-from .core import check_choice,check_number
-from .reinit import SCOPES,method_masks,reinit
+from .core import check_choice, check_number
+from .reinit import SCOPES, method_masks, reinit
 from .rounds import RoundCallback
 from .wels import MaskCallback
 
@@ -22,36 +23,38 @@ class DSDCallback(MaskCallback):
 # %% ../nbs/34_dsd.ipynb #ea71b0ba
 class DenseSparseDenseCallback(RoundCallback):
     "DSD as first proposed: dense training, training under a mask, dense training at a lower rate"
-    @delegates(RoundCallback.__init__, but=['rounds','init'])
+    @delegates(RoundCallback.__init__, but=['rounds', 'init'])
     def __init__(self,
-                 frac:float=.3, # Fraction that is pruned
-                 scope:str='tensor', # … of each weight tensor, or of all together: `tensor` or `global`
-                 lr_last:float=.1, # The learning rate of the last phase is multiplied by this
+                 frac: float = .3,  # Fraction that is pruned
+                 scope: str = 'tensor',  # … of each weight tensor, or of all together: `tensor` or `global`
+                 lr_last: float = .1,  # The learning rate of the last phase is multiplied by this
                  **kwargs
                 ):
         super().__init__(3, **kwargs)   # nothing is drawn, so `seed` decides nothing
         store_attr('frac,scope,lr_last')
-        check_number('frac', frac, 0, 1); check_choice('scope', scope, SCOPES); check_number('lr_last', lr_last, 0, lo_open=True)
+        check_number('frac', frac, 0, 1)
+        check_choice('scope', scope, SCOPES)
+        check_number('lr_last', lr_last, 0, lo_open=True)
         self.zeros = {}
 
-    def partly(self, b, r): return dict.fromkeys(drawn(b.model), 'pruned') if r==2 else {}
+    def partly(self, b, r): return dict.fromkeys(drawn(b.model), 'pruned') if r == 2 else {}
     def planned(self, b): return MaskCallback.planned(self, b)
-    def lr_factor(self): return self.lr_last if self.round==3 else 1.
+    def lr_factor(self): return self.lr_last if self.round == 3 else 1.
 
 # %% ../nbs/34_dsd.ipynb #b8d37d3f
 @patch
-def weights(self:DenseSparseDenseCallback, ws:dict, r:int)->tuple[dict,dict]:
+def weights(self: DenseSparseDenseCallback, ws: dict, r: int) -> tuple[dict, dict]:
     masks = method_masks('DSD', list(ws.values()), self.streams, self.frac, self.scope) if ws else []   # none in the last phase
     self.zeros = dict(zip(ws, masks))
-    return {n:reinit(w, self.zeros[n], 0.) for n,w in ws.items()},self.zeros
+    return {n: reinit(w, self.zeros[n], 0.) for n, w in ws.items()}, self.zeros
 
 @patch
-def after_step(self:DenseSparseDenseCallback):
+def after_step(self: DenseSparseDenseCallback):
     RoundCallback.after_step(self)
     ps = dict(self.parts.model.named_parameters()) if self.zeros else {}
-    for n,z in self.zeros.items(): ps[n].data.masked_fill_(z, 0)   # neither gradient nor momentum nor weight decay moves them
+    for n, z in self.zeros.items(): ps[n].data.masked_fill_(z, 0)   # neither gradient nor momentum nor weight decay moves them
 
 @patch
-def held(self:DenseSparseDenseCallback)->dict: return {n:z.cpu() for n,z in self.zeros.items()}
+def held(self: DenseSparseDenseCallback) -> dict: return {n: z.cpu() for n, z in self.zeros.items()}
 @patch
-def hold(self:DenseSparseDenseCallback, held:dict): self.zeros = dict(held)
+def hold(self: DenseSparseDenseCallback, held: dict): self.zeros = dict(held)

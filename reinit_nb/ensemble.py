@@ -10,10 +10,12 @@ __all__ = ['ACTS', 'OPTS', 'CACHE', 'Act', 'find_act', 'Stack', 'logits', 'accur
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 from fastcore.basics import patch
+from torch import Tensor, nn
+
 from .blocks import FixedNorm, draw, init_name
 from .core import Recipe, ReinitError, Streams, check_choice, check_number, default_device
 from .reinit import METHODS, SCOPES, lw_schedule, method_masks, norm_of, output_stats, redraw, rescale
@@ -22,23 +24,23 @@ from .synthetic import SyntheticTask, make
 # %% ../nbs/41_ensemble.ipynb #6a1700aa
 class Act:
     "An activation `fn`; `f` gives its output and what to remember of it, `back` takes a gradient from its output to its input"
-    def __init__(self, fn:Callable, f:Callable=None, back:Callable=None):
+    def __init__(self, fn: Callable, f: Callable = None, back: Callable = None):
         self.fn = fn
         self.f = f or (lambda z: (fn(z), z))
-        self.back = back or (lambda d,z: torch.func.vjp(fn, z)[1](d)[0])
+        self.back = back or (lambda d, z: torch.func.vjp(fn, z)[1](d)[0])
 
 def _in_place(fn, fn_, back):   # the gradient follows from the output, which may therefore take the input's place
-    return Act(fn, lambda z: (fn_(z),)*2, back)
+    return Act(fn, lambda z: (fn_(z),) * 2, back)
 
 # %% ../nbs/41_ensemble.ipynb #9cac3323
 _aten = torch.ops.aten
-ACTS = {'relu': _in_place(torch.relu, torch.relu_, lambda d,h: _aten.threshold_backward.grad_input(d, h, 0, grad_input=d)),
-        'tanh': _in_place(torch.tanh, torch.tanh_, lambda d,h: _aten.tanh_backward.grad_input(d, h, grad_input=d)),
-        'sigmoid': _in_place(torch.sigmoid, torch.sigmoid_, lambda d,h: _aten.sigmoid_backward.grad_input(d, h, grad_input=d)),
+ACTS = {'relu': _in_place(torch.relu, torch.relu_, lambda d, h: _aten.threshold_backward.grad_input(d, h, 0, grad_input=d)),
+        'tanh': _in_place(torch.tanh, torch.tanh_, lambda d, h: _aten.tanh_backward.grad_input(d, h, grad_input=d)),
+        'sigmoid': _in_place(torch.sigmoid, torch.sigmoid_, lambda d, h: _aten.sigmoid_backward.grad_input(d, h, grad_input=d)),
         'gelu': Act(F.gelu), 'silu': Act(F.silu), 'sin': Act(torch.sin)}
 
-def find_act(act:str|Callable # A name in `ACTS`, or any elementwise function
-            )->Act:
+def find_act(act: str | Callable  # A name in `ACTS`, or any elementwise function
+            ) -> Act:
     "Look up an activation, or make one of a function"
     return Act(act) if callable(act) else ACTS[check_choice('act', act, ACTS)]
 
@@ -46,92 +48,93 @@ def find_act(act:str|Callable # A name in `ACTS`, or any elementwise function
 class Stack:
     "`len(streams)` MLPs as one: weights (members, out, in), biases (members, out, 1), and LW's fixed norms"
     def __init__(self,
-                 dims:Sequence[int], # Widths, from the input to the classes
-                 streams:Sequence[Streams], # One for each member; its weights come from `init`
-                 act:str|Callable='relu', # Activation of the hidden layers
-                 init:str='glorot_uniform', # One of `blocks.INITS`
-                 dtype=torch.float32, # Of all arithmetic
-                 device='cpu' # Where the networks live
+                 dims: Sequence[int],  # Widths, from the input to the classes
+                 streams: Sequence[Streams],  # One for each member; its weights come from `init`
+                 act: str | Callable = 'relu',  # Activation of the hidden layers
+                 init: str = 'glorot_uniform',  # One of `blocks.INITS`
+                 dtype=torch.float32,  # Of all arithmetic
+                 device='cpu'  # Where the networks live
                 ):
-        self.act,gen = find_act(act),[s.init for s in streams]
-        self.W = [draw((o,i), init, gen, dtype, device) for i,o in itertools.pairwise(dims)]
+        self.act, gen = find_act(act), [s.init for s in streams]
+        self.W = [draw((o, i), init, gen, dtype, device) for i, o in itertools.pairwise(dims)]
         self.b = [w.new_zeros(len(gen), w.shape[1], 1) for w in self.W]
         self.norm0 = [norm_of(w, 1) for w in self.W]   # s_l of Algorithm 1
-        self.norms = [None]*len(self.W)                # 1/σ and −μ/σ after each layer, once a member has them
+        self.norms = [None] * len(self.W)                # 1/σ and −μ/σ after each layer, once a member has them
         self.scratch = {}                              # memory that training steps use again and again
 
     def __len__(self): return len(self.W[0])
     @property
-    def depth(self)->int: return len(self.W)
+    def depth(self) -> int: return len(self.W)
 
 # %% ../nbs/41_ensemble.ipynb #c8dc00fa
 def _grouped(t, D): return t.view(D, -1, t.shape[2])   # members that share data, as one tall matrix
 
 def _into(stack, name, l, *shape):
     "Memory for a step, the same in every step: asking for it anew takes time"
-    key = name,l,shape
+    key = name, l, shape
     if key not in stack.scratch: stack.scratch[key] = stack.W[0].new_empty(shape)
     return stack.scratch[key]
 
 def _layer(stack, l, u, fast=False):
     "Output of layer `l` on `u`, the same after its fixed norm, and what the backward pass needs; `fast`: only valid until the next step"
-    W,b,norm,D,n = stack.W[l],stack.b[l],stack.norms[l],len(u),u.shape[2]
-    z = torch.baddbmm(_grouped(b, D), _grouped(W, D), u, out=_into(stack, 'z', l, D, W[:,:,0].numel()//D, n) if fast else None).view(len(W), -1, n)
-    h,saved = stack.act.f(z) if l<stack.depth-1 else (z, None)
+    W, b, norm, D, n = stack.W[l], stack.b[l], stack.norms[l], len(u), u.shape[2]
+    z = torch.baddbmm(_grouped(b, D), _grouped(W, D), u, out=_into(stack, 'z', l, D, W[:, :, 0].numel() // D, n) if fast else None).view(len(W), -1, n)
+    h, saved = stack.act.f(z) if l < stack.depth - 1 else (z, None)
     return h, h if norm is None else torch.addcmul(norm[1], h, norm[0], out=_into(stack, 'u', l, *h.shape) if fast else None), saved
 
 # %% ../nbs/41_ensemble.ipynb #6d78df31
-def logits(stack:Stack, # The networks
-           x:Tensor, # data sets × examples × features
-           upto:int|None=None # Stop at the output of this layer, counted from 1, before its fixed norm
-          )->Tensor: # members × classes × examples
+def logits(stack: Stack,  # The networks
+           x: Tensor,  # data sets × examples × features
+           upto: int | None = None  # Stop at the output of this layer, counted from 1, before its fixed norm
+          ) -> Tensor:  # members × classes × examples
     "What every member makes of its data"
     u = x.transpose(1, 2)
-    for l in range(upto or stack.depth): h,u,_ = _layer(stack, l, u)
+    for l in range(upto or stack.depth): h, u, _ = _layer(stack, l, u)
     return h if upto else u
 
 # %% ../nbs/41_ensemble.ipynb #1302ea06
-def accuracy(stack:Stack, # The networks
-             x:Tensor, # data sets × examples × features
-             y:Tensor # data sets × examples
-            )->Tensor: # One number for each member
+def accuracy(stack: Stack,  # The networks
+             x: Tensor,  # data sets × examples × features
+             y: Tensor  # data sets × examples
+            ) -> Tensor:  # One number for each member
     "Share of the examples that each member gets right"
     guess = logits(stack, x).argmax(1)
-    return (guess.view(len(y), -1, y.shape[1])==y[:,None]).double().mean(2).flatten()
+    return (guess.view(len(y), -1, y.shape[1]) == y[:, None]).double().mean(2).flatten()
 
 # %% ../nbs/41_ensemble.ipynb #8675ba94
 class _Activation(nn.Module):
     def __init__(self, fn): super().__init__(); self.fn = fn
     def forward(self, z): return self.fn(z)
 
-def module(stack:Stack, # The networks
-           m:int # Which one
-          )->nn.Sequential: # Linear layers, activations and, where LW put them, fixed norms
+def module(stack: Stack,  # The networks
+           m: int  # Which one
+          ) -> nn.Sequential:  # Linear layers, activations and, where LW put them, fixed norms
     "Member `m` as an ordinary module with its own copy of the weights"
     layers = []
-    for l,(W,b,norm) in enumerate(zip(stack.W, stack.b, stack.norms)):
+    for l, (W, b, norm) in enumerate(zip(stack.W, stack.b, stack.norms)):
         layers.append(nn.Linear(W.shape[2], W.shape[1], dtype=W.dtype, device=W.device))
         layers[-1].load_state_dict(dict(weight=W[m], bias=b[m].flatten()))
-        if l<stack.depth-1: layers.append(_Activation(stack.act.fn))
-        if norm is not None: layers.append(FixedNorm(*(t.flatten()[0] for t in (-norm[1][m]/norm[0][m], 1/norm[0][m]))).to(W))
+        if l < stack.depth - 1: layers.append(_Activation(stack.act.fn))
+        if norm is not None: layers.append(FixedNorm(*(t.flatten()[0] for t in (-norm[1][m] / norm[0][m], 1 / norm[0][m]))).to(W))
     return nn.Sequential(*layers)
 
 # %% ../nbs/41_ensemble.ipynb #62ac5344
-def backward(stack:Stack, # The networks
-             x:Tensor, # data sets × examples × features
-             onehot:Tensor, # members × classes × examples
-             scale:Tensor, # members × 1 × 1: the gradients are multiplied by it
-             update:Callable # Called as `update(l, delta, u)` for each layer, from top to bottom; may change the layer
+def backward(stack: Stack,  # The networks
+             x: Tensor,  # data sets × examples × features
+             onehot: Tensor,  # members × classes × examples
+             scale: Tensor,  # members × 1 × 1: the gradients are multiplied by it
+             update: Callable  # Called as `update(l, delta, u)` for each layer, from top to bottom; may change the layer
             ):
     "Backpropagate the mean cross-entropy of every member, and hand each layer's part to `update`"
-    us,saved = [x.transpose(1, 2)],[]
+    us, saved = [x.transpose(1, 2)], []
     for l in range(stack.depth):
-        _,u,s = _layer(stack, l, us[-1], fast=True)
-        us.append(u); saved.append(s)
-    d = torch.softmax(us.pop(), 1).sub_(onehot).mul_(scale/x.shape[1])
+        _, u, s = _layer(stack, l, us[-1], fast=True)
+        us.append(u)
+        saved.append(s)
+    d = torch.softmax(us.pop(), 1).sub_(onehot).mul_(scale / x.shape[1])
     for l in reversed(range(stack.depth)):
         if stack.norms[l] is not None: d.mul_(stack.norms[l][0])
-        if l<stack.depth-1: d = stack.act.back(d, saved[l])
+        if l < stack.depth - 1: d = stack.act.back(d, saved[l])
         below = torch.bmm(stack.W[l].transpose(1, 2), d, out=_into(stack, 'd', l, *us[l].shape)) if l else None   # before `update` changes the weights
         update(l, d, us[l])
         d = below
@@ -140,16 +143,16 @@ def backward(stack:Stack, # The networks
 class SGD:
     "Gradient descent with momentum, as torch's; learning rate and penalty for each member"
     def __init__(self, stack, lr, l2, momentum=0.):
-        self.stack,self.scale,self.momentum = stack,lr,momentum
-        self.shrink = [lr*o if o.any() else None for o in l2]
+        self.stack, self.scale, self.momentum = stack, lr, momentum
+        self.shrink = [lr * o if o.any() else None for o in l2]
         self.state = [[torch.zeros_like(p) for p in ps] for ps in (stack.W, stack.b)] if momentum else None
     def step(self): pass
     def reset(self, idx):
         for p in itertools.chain(*self.state or ()): p[idx] = 0
 
     def __call__(self, l, d, u):
-        W,b,D = self.stack.W[l],self.stack.b[l],len(u)
-        to,to_b = (W,b) if self.state is None else (s[l].mul_(self.momentum) for s in self.state)
+        W, b, D = self.stack.W[l], self.stack.b[l], len(u)
+        to, to_b = (W, b) if self.state is None else (s[l].mul_(self.momentum) for s in self.state)
         if self.shrink[l] is not None: to.addcmul_(W, self.shrink[l], value=-1)
         _grouped(to, D).baddbmm_(_grouped(d, D), u.transpose(1, 2), alpha=-1)
         to_b.sub_(d.sum(2, keepdim=True))
@@ -158,79 +161,81 @@ class SGD:
 # %% ../nbs/41_ensemble.ipynb #55618911
 class Adam:
     "Adam, as torch's with its `weight_decay`; learning rate and penalty for each member"
-    def __init__(self, stack, lr, l2, betas=(.9,.999), eps=1e-8):
-        self.stack,self.lr,self.l2,self.betas,self.eps = stack,lr,l2,betas,eps
-        self.t,self.scale = torch.zeros_like(lr),torch.ones_like(lr)
+    def __init__(self, stack, lr, l2, betas=(.9, .999), eps=1e-8):
+        self.stack, self.lr, self.l2, self.betas, self.eps = stack, lr, l2, betas, eps
+        self.t, self.scale = torch.zeros_like(lr), torch.ones_like(lr)
         self.state = [[(torch.zeros_like(p), torch.zeros_like(p)) for p in ps] for ps in (stack.W, stack.b)]
     def step(self):
         self.t += 1
-        self.fix1,self.fix2 = (1-b**self.t for b in self.betas)
+        self.fix1, self.fix2 = (1 - b**self.t for b in self.betas)
     def reset(self, idx):
         self.t[idx] = 0
         for p in itertools.chain(*(s for ps in self.state for s in ps)): p[idx] = 0
 
     def _move(self, p, g, m, v):
-        m.lerp_(g, 1-self.betas[0]); v.mul_(self.betas[1]).addcmul_(g, g, value=1-self.betas[1])
-        p.sub_((m*(self.lr/self.fix1)).div_((v/self.fix2).sqrt_().add_(self.eps)))
+        m.lerp_(g, 1 - self.betas[0])
+        v.mul_(self.betas[1]).addcmul_(g, g, value=1 - self.betas[1])
+        p.sub_((m * (self.lr / self.fix1)).div_((v / self.fix2).sqrt_().add_(self.eps)))
     def __call__(self, l, d, u):
-        W,b,D = self.stack.W[l],self.stack.b[l],len(u)
+        W, b, D = self.stack.W[l], self.stack.b[l], len(u)
         g = torch.bmm(_grouped(d, D), u.transpose(1, 2)).view_as(W).addcmul_(W, self.l2[l])
-        self._move(W, g, *self.state[0][l]); self._move(b, d.sum(2, keepdim=True), *self.state[1][l])
+        self._move(W, g, *self.state[0][l])
+        self._move(b, d.sum(2, keepdim=True), *self.state[1][l])
 
 # %% ../nbs/41_ensemble.ipynb #0aa721a5
-OPTS = {'sgd':SGD, 'adam':Adam}
+OPTS = {'sgd': SGD, 'adam': Adam}
 
 def _per_member(name, v, stack):
     "A number, or one for each member, as members × 1 × 1"
     v = torch.as_tensor(v, dtype=stack.W[0].dtype, device=stack.W[0].device).flatten()
     if len(v) not in (1, len(stack)): raise ReinitError(f'{name} has {len(v)} entries: it should have one, or one for each of the {len(stack)} members')
-    if not (torch.isfinite(v) & (v>=0)).all(): raise ReinitError(f'{name}={v.tolist()[:5]} should be finite and >= 0')
+    if not (torch.isfinite(v) & (v >= 0)).all(): raise ReinitError(f'{name}={v.tolist()[:5]} should be finite and >= 0')
     return v.expand(len(stack)).reshape(-1, 1, 1).contiguous()
 
-def optimizer(stack:Stack, # The networks
-              opt:str='sgd', # A name in `OPTS`
-              lr:float|Tensor=.05, # For all, or one for each member
-              l2:float|Tensor=0., # λ of the penalty ½λ‖W‖², for all or one for each member
-              l2_head:bool=True, # Does the penalty act on the last layer, too?
-              **kw # `momentum` of SGD; `betas` and `eps` of Adam
+def optimizer(stack: Stack,  # The networks
+              opt: str = 'sgd',  # A name in `OPTS`
+              lr: float | Tensor = .05,  # For all, or one for each member
+              l2: float | Tensor = 0.,  # λ of the penalty ½λ‖W‖², for all or one for each member
+              l2_head: bool = True,  # Does the penalty act on the last layer, too?
+              **kw  # `momentum` of SGD; `betas` and `eps` of Adam
              ):
     "An optimizer for `train`; it keeps its state from call to call"
-    lr,l2 = _per_member('lr', lr, stack),_per_member('l2', l2, stack)
-    return OPTS[check_choice('opt', opt, OPTS)](stack, lr, [l2]*(stack.depth-1) + [l2*l2_head], **kw)
+    lr, l2 = _per_member('lr', lr, stack), _per_member('l2', l2, stack)
+    return OPTS[check_choice('opt', opt, OPTS)](stack, lr, [l2] * (stack.depth - 1) + [l2 * l2_head], **kw)
 
 # %% ../nbs/41_ensemble.ipynb #04717812
-def one_hot(y:Tensor, # data sets × examples
-            classes:int, # How many there are
-            members:int, # A multiple of the number of data sets
-            dtype=torch.float32 # Of the networks
-           )->Tensor: # members × classes × examples
+def one_hot(y: Tensor,  # data sets × examples
+            classes: int,  # How many there are
+            members: int,  # A multiple of the number of data sets
+            dtype=torch.float32  # Of the networks
+           ) -> Tensor:  # members × classes × examples
     "Targets for every member"
-    if members%len(y): raise ReinitError(f'members={members} should be a multiple of the {len(y)} data sets')
-    return F.one_hot(y, classes).to(dtype).transpose(1, 2).repeat_interleave(members//len(y), 0).contiguous()
+    if members % len(y): raise ReinitError(f'members={members} should be a multiple of the {len(y)} data sets')
+    return F.one_hot(y, classes).to(dtype).transpose(1, 2).repeat_interleave(members // len(y), 0).contiguous()
 
-def batches(x:Tensor, # data sets × examples × features
-            onehot:Tensor, # members × classes × examples
-            bs:int|None=None, # Batch size; `None`: everything
-            gens:Sequence[torch.Generator]=() # One for each data set, for its order
-           ): # Endless pairs of `x` and `onehot`
+def batches(x: Tensor,  # data sets × examples × features
+            onehot: Tensor,  # members × classes × examples
+            bs: int | None = None,  # Batch size; `None`: everything
+            gens: Sequence[torch.Generator] = ()  # One for each data set, for its order
+           ):  # Endless pairs of `x` and `onehot`
     "Cut minibatches; every data set has an order of its own"
-    n,G = x.shape[1],len(onehot)//len(x)
-    while bs is None or bs>=n: yield x,onehot
+    n, G = x.shape[1], len(onehot) // len(x)
+    while bs is None or bs >= n: yield x, onehot
     while True:
         order = torch.stack([torch.randperm(n, generator=g, device=g.device) for g in gens]).to(x.device)
         for i in order.split(bs, 1):
-            to = i.repeat_interleave(G, 0)[:,None].expand(-1, onehot.shape[1], -1)
-            yield x.gather(1, i[:,:,None].expand(-1, -1, x.shape[2])), onehot.gather(2, to)
+            to = i.repeat_interleave(G, 0)[:, None].expand(-1, onehot.shape[1], -1)
+            yield x.gather(1, i[:, :, None].expand(-1, -1, x.shape[2])), onehot.gather(2, to)
 
 # %% ../nbs/41_ensemble.ipynb #191f16eb
-def train(stack:Stack, # The networks, changed in place
-          feed, # Iterator from `batches`
-          opt, # From `optimizer`
-          steps:int # Of every member
-         )->Stack:
+def train(stack: Stack,  # The networks, changed in place
+          feed,  # Iterator from `batches`
+          opt,  # From `optimizer`
+          steps: int  # Of every member
+         ) -> Stack:
     "Take `steps` steps with every member at once"
     for _ in range(check_number('steps', steps, 1, integer=True)):
-        x,onehot = next(feed)
+        x, onehot = next(feed)
         opt.step()
         backward(stack, x, onehot, opt.scale, opt)
     return stack
@@ -239,62 +244,62 @@ def train(stack:Stack, # The networks, changed in place
 @dataclass(frozen=True)
 class MLPRun(Recipe):
     "One run of an MLP on the synthetic task"
-    method:str = 'BL'             # One of `reinit.METHODS`
-    task:SyntheticTask = SyntheticTask()
-    seed:int = 0                  # Decides data, initial weights, masks and redraws, each from its own stream
-    hidden:tuple[int,...] = (32,32)
-    act:str = 'relu'
-    init:str = 'glorot_uniform'   # Also for what is redrawn; biases start at zero
-    opt:str = 'sgd'
-    lr:float = .05
-    momentum:float = 0.
-    l2:float = 0.                 # λ of the penalty ½λ‖W‖²
-    l2_head:bool = True           # Does the penalty act on the head, too?
-    batch:int|None = None         # Batch size; None: all examples, plain gradient descent
-    steps:int = 200               # Per round
-    blocks:int|None = None        # K; None: every layer is a block
-    n_iter:int = 3                # N, rounds per block
-    schedule:tuple[int,...]|None = None   # LW's k in each round; None: N times each block, from bottom to top
-    frac:float = .2               # What WELSR, DSD and WELS redraw, of the weights
-    scope:str = 'tensor'          # … of each layer, or of all together
-    redraw:bool = True            # LW: redraw the layers above block k?
-    rescale:bool = True           # LW: give the blocks up to k their initial norm back?
-    normalize:bool = True         # LW: put a fixed norm after block k?
-    normalize_head:bool = True    # … also after the last layer, on the logits? Algorithm 1 does, if every layer is a block
-    opt_state:str = 'zero'        # What becomes of momentum when a method acts: zero or keep
+    method: str = 'BL'             # One of `reinit.METHODS`
+    task: SyntheticTask = SyntheticTask()
+    seed: int = 0                  # Decides data, initial weights, masks and redraws, each from its own stream
+    hidden: tuple[int, ...] = (32, 32)
+    act: str = 'relu'
+    init: str = 'glorot_uniform'   # Also for what is redrawn; biases start at zero
+    opt: str = 'sgd'
+    lr: float = .05
+    momentum: float = 0.
+    l2: float = 0.                 # λ of the penalty ½λ‖W‖²
+    l2_head: bool = True           # Does the penalty act on the head, too?
+    batch: int | None = None         # Batch size; None: all examples, plain gradient descent
+    steps: int = 200               # Per round
+    blocks: int | None = None        # K; None: every layer is a block
+    n_iter: int = 3                # N, rounds per block
+    schedule: tuple[int, ...] | None = None   # LW's k in each round; None: N times each block, from bottom to top
+    frac: float = .2               # What WELSR, DSD and WELS redraw, of the weights
+    scope: str = 'tensor'          # … of each layer, or of all together
+    redraw: bool = True            # LW: redraw the layers above block k?
+    rescale: bool = True           # LW: give the blocks up to k their initial norm back?
+    normalize: bool = True         # LW: put a fixed norm after block k?
+    normalize_head: bool = True    # … also after the last layer, on the logits? Algorithm 1 does, if every layer is a block
+    opt_state: str = 'zero'        # What becomes of momentum when a method acts: zero or keep
 
 # %% ../nbs/41_ensemble.ipynb #3a5ce9a0
 @patch(as_prop=True)
-def dims(self:MLPRun)->tuple: # From the input to the classes
+def dims(self: MLPRun) -> tuple:  # From the input to the classes
     "Widths of the layers"
     return (self.task.dim, *self.hidden, self.task.classes)
 
 @patch(as_prop=True)
-def ks(self:MLPRun)->tuple: # One for each round
+def ks(self: MLPRun) -> tuple:  # One for each round
     "LW's block in each round"
-    return self.schedule if self.schedule is not None else lw_schedule(self.blocks or len(self.dims)-1, self.n_iter)
+    return self.schedule if self.schedule is not None else lw_schedule(self.blocks or len(self.dims) - 1, self.n_iter)
 
 @patch(as_prop=True)
-def rounds(self:MLPRun)->int: return len(self.ks)
+def rounds(self: MLPRun) -> int: return len(self.ks)
 
 # %% ../nbs/41_ensemble.ipynb #b8d37d3f
 @patch
-def check(self:MLPRun):
-    for f,options in (('method',METHODS),('scope',SCOPES),('act',ACTS),('opt',OPTS),('opt_state',('zero','keep'))): check_choice(f, getattr(self, f), options)
-    for f,lo in (('seed',0),('steps',1),('n_iter',1)): check_number(f, getattr(self, f), lo, integer=True)
-    for f,hi in (('lr',None),('momentum',1),('l2',None),('frac',1)): check_number(f, getattr(self, f), 0, hi)
+def check(self: MLPRun):
+    for f, options in (('method', METHODS), ('scope', SCOPES), ('act', ACTS), ('opt', OPTS), ('opt_state', ('zero', 'keep'))): check_choice(f, getattr(self, f), options)
+    for f, lo in (('seed', 0), ('steps', 1), ('n_iter', 1)): check_number(f, getattr(self, f), lo, integer=True)
+    for f, hi in (('lr', None), ('momentum', 1), ('l2', None), ('frac', 1)): check_number(f, getattr(self, f), 0, hi)
     if self.batch is not None: check_number('batch', self.batch, 1, integer=True)
     for h in self.hidden: check_number('hidden', h, 1, integer=True)
     init_name(self.init)
-    depth,field = len(self.dims)-1,'blocks' if self.schedule is None else 'schedule'
+    depth, field = len(self.dims) - 1, 'blocks' if self.schedule is None else 'schedule'
     for k in (depth if self.blocks is None else self.blocks,) if self.schedule is None else self.schedule:
-        if not 1<=k<=depth: raise ReinitError(f'{field}={getattr(self, field)}: the network has {depth} layers, so there are blocks 1 to {depth}')
+        if not 1 <= k <= depth: raise ReinitError(f'{field}={getattr(self, field)}: the network has {depth} layers, so there are blocks 1 to {depth}')
     if not self.rounds: raise ReinitError('schedule=() should have at least one round')
 
 # %% ../nbs/41_ensemble.ipynb #2c819996
 def _write(stack, idx, ws, masks):
     "Put weights back; biases of layers that were redrawn as a whole are zero again"
-    for l,(w,s) in enumerate(zip(ws, masks)):
+    for l, (w, s) in enumerate(zip(ws, masks)):
         if s is None: continue
         stack.W[l][idx] = w
         if s.all(): stack.b[l][idx] = 0
@@ -302,29 +307,29 @@ def _write(stack, idx, ws, masks):
 def _layerwise(stack, run, k, idx, x):
     "Lines 5–17 of Algorithm 1; what has collapsed to zero can be neither rescaled nor normalised, and stays"
     for l in range(k if run.rescale else 0):
-        live = idx[norm_of(stack.W[l][idx], 1)>0]
+        live = idx[norm_of(stack.W[l][idx], 1) > 0]
         stack.W[l][live] = rescale(stack.W[l][live], stack.norm0[l][live], 1)
-    if not run.normalize or (k==stack.depth and not run.normalize_head): return
+    if not run.normalize or (k == stack.depth and not run.normalize_head): return
     z = logits(stack, x, upto=k)
-    live = idx[z[idx].flatten(1).std(1)>0]
+    live = idx[z[idx].flatten(1).std(1) > 0]
     if not len(live): return
-    mu,sigma = (s.view(-1, 1, 1) for s in output_stats(z[live], 1))
-    one = torch.ones_like(stack.b[0][:,:1])
-    if stack.norms[k-1] is None: stack.norms[k-1] = (one, torch.zeros_like(one))
-    stack.norms[k-1][0][live],stack.norms[k-1][1][live] = 1/sigma,-mu/sigma
+    mu, sigma = (s.view(-1, 1, 1) for s in output_stats(z[live], 1))
+    one = torch.ones_like(stack.b[0][:, :1])
+    if stack.norms[k - 1] is None: stack.norms[k - 1] = (one, torch.zeros_like(one))
+    stack.norms[k - 1][0][live], stack.norms[k - 1][1][live] = 1 / sigma, -mu / sigma
 
 # %% ../nbs/41_ensemble.ipynb #609c454a
-def intervene(stack:Stack, # The networks, changed in place
-              run:MLPRun, # What all of `idx` have in common
-              r:int, # Round, from 0
-              idx:Tensor, # Members to act on
-              streams:Sequence[Streams], # Theirs
-              x:Tensor # Training examples of the stack
-             )->bool: # Did anything happen?
+def intervene(stack: Stack,  # The networks, changed in place
+              run: MLPRun,  # What all of `idx` have in common
+              r: int,  # Round, from 0
+              idx: Tensor,  # Members to act on
+              streams: Sequence[Streams],  # Theirs
+              x: Tensor  # Training examples of the stack
+             ) -> bool:  # Did anything happen?
     "What a method does before round `r`"
-    if run.method=='BL' or (r==0 and run.method!='LW'): return False
-    if run.method=='LW': _layerwise(stack, run, run.ks[r], idx, x)
-    if run.method!='LW' or run.redraw:
+    if run.method == 'BL' or (r == 0 and run.method != 'LW'): return False
+    if run.method == 'LW': _layerwise(stack, run, run.ks[r], idx, x)
+    if run.method != 'LW' or run.redraw:
         ws = [w[idx] for w in stack.W]
         masks = method_masks(run.method, ws, streams, run.frac, run.scope, run.ks[r])
         _write(stack, idx, redraw(ws, masks, streams, run.init), masks)
@@ -333,12 +338,12 @@ def intervene(stack:Stack, # The networks, changed in place
 # %% ../nbs/41_ensemble.ipynb #cb9e2b24
 def _measure(stack, run, r, data):
     "One row for each member"
-    x,y,xt,yt = data
+    x, y, xt, yt = data
     rms = stack.W[0].square().mean(1)   # of each input coordinate
-    cols = dict(train_acc=accuracy(stack, x, y), test_acc=accuracy(stack, xt, yt), **{f'norm{l+1}':norm_of(w, 1) for l,w in enumerate(stack.W)},
-                signal=rms[:,:run.task.bits].mean(1).sqrt(), noise=rms[:,run.task.bits:].mean(1).sqrt())
+    cols = dict(train_acc=accuracy(stack, x, y), test_acc=accuracy(stack, xt, yt), **{f'norm{l+1}': norm_of(w, 1) for l, w in enumerate(stack.W)},
+                signal=rms[:, :run.task.bits].mean(1).sqrt(), noise=rms[:, run.task.bits:].mean(1).sqrt())
     rows = zip(*(v.tolist() for v in cols.values()))
-    return [dict(round=r+1, step=(r+1)*run.steps, **dict(zip(cols, v))) for v in rows]
+    return [dict(round=r + 1, step=(r + 1) * run.steps, **dict(zip(cols, v))) for v in rows]
 
 # %% ../nbs/41_ensemble.ipynb #198cb1e6
 def _alike(run):   # recipes with the same of these can be one stack
@@ -349,32 +354,32 @@ def _method(run): return run.replace(seed=0, task=SyntheticTask(dim=run.task.dim
 def _groups(items, key):
     "Positions of the items with the same key"
     out = {}
-    for i,o in enumerate(items): out.setdefault(key(o), []).append(i)
+    for i, o in enumerate(items): out.setdefault(key(o), []).append(i)
     return out
 
 # %% ../nbs/41_ensemble.ipynb #4d3d051d
-def run(recipes:Sequence[MLPRun], # Recipes that fit into one stack, those with the same data next to each other
-        device=None, # Default: the best there is
-        dtype=torch.float32 # Of all arithmetic
-       )->list[list[dict]]: # For each recipe, one row per round
+def run(recipes: Sequence[MLPRun],  # Recipes that fit into one stack, those with the same data next to each other
+        device=None,  # Default: the best there is
+        dtype=torch.float32  # Of all arithmetic
+       ) -> list[list[dict]]:  # For each recipe, one row per round
     "Train all `recipes` at once"
-    first,device = recipes[0],default_device(device)
-    if len({_alike(r) for r in recipes})>1: raise ReinitError('recipes: these do not fit into one stack; `plan` sorts them')
+    first, device = recipes[0], default_device(device)
+    if len({_alike(r) for r in recipes}) > 1: raise ReinitError('recipes: these do not fit into one stack; `plan` sorts them')
     sets = _groups(recipes, lambda r: (r.task, r.seed))
-    if [i for idx in sets.values() for i in idx]!=list(range(len(recipes))) or len({len(i) for i in sets.values()})>1:
+    if [i for idx in sets.values() for i in idx] != list(range(len(recipes))) or len({len(i) for i in sets.values()}) > 1:
         raise ReinitError('recipes: those with the same task and seed should stand together, and be equally many; `plan` sorts them')
-    own,shared = [Streams(r.seed) for r in recipes],[Streams(seed) for _,seed in sets]
-    data = [torch.stack(t).to(device) for t in zip(*(make(task, s) for (task,_),s in zip(sets, shared)))]
-    x,y,xt,_ = data = [t.to(dtype) if t.is_floating_point() else t for t in data]
+    own, shared = [Streams(r.seed) for r in recipes], [Streams(seed) for _, seed in sets]
+    data = [torch.stack(t).to(device) for t in zip(*(make(task, s) for (task, _), s in zip(sets, shared)))]
+    x, y, xt, _ = data = [t.to(dtype) if t.is_floating_point() else t for t in data]
     stack = Stack(first.dims, own, first.act, first.init, dtype, device)
-    kw = dict(momentum=first.momentum) if first.opt=='sgd' else {}
-    lr,l2 = (torch.tensor([getattr(r, f) for r in recipes], dtype=torch.float64) for f in ('lr','l2'))
+    kw = dict(momentum=first.momentum) if first.opt == 'sgd' else {}
+    lr, l2 = (torch.tensor([getattr(r, f) for r in recipes], dtype=torch.float64) for f in ('lr', 'l2'))
     opt = optimizer(stack, first.opt, lr, l2, first.l2_head, **kw)
     feed = batches(x, one_hot(y, first.task.classes, len(recipes), dtype), first.batch, [s.data for s in shared])
-    rows,methods = [],[(recipes[i[0]], torch.tensor(i, device=device), [own[j] for j in i]) for i in _groups(recipes, _method).values()]
+    rows, methods = [], [(recipes[i[0]], torch.tensor(i, device=device), [own[j] for j in i]) for i in _groups(recipes, _method).values()]
     for r in range(first.rounds):
-        for m,idx,streams in methods:
-            if intervene(stack, m, r, idx, streams, x) and m.opt_state=='zero': opt.reset(idx)
+        for m, idx, streams in methods:
+            if intervene(stack, m, r, idx, streams, x) and m.opt_state == 'zero': opt.reset(idx)
         train(stack, feed, opt, first.steps)
         rows.append(_measure(stack, first, r, data))
     return [list(o) for o in zip(*rows)]
@@ -383,34 +388,34 @@ def run(recipes:Sequence[MLPRun], # Recipes that fit into one stack, those with 
 def _network(run, streams, dtype):
     "Linear layers, activations, and a fixed norm after each layer that may get one"
     layers = []
-    for i,(a,b) in enumerate(itertools.pairwise(run.dims)):
+    for i, (a, b) in enumerate(itertools.pairwise(run.dims)):
         lin = nn.Linear(a, b, dtype=dtype)
-        with torch.no_grad(): lin.weight.copy_(draw((b,a), run.init, streams.init, dtype)); lin.bias.zero_()
-        head = i==len(run.hidden)
+        with torch.no_grad(): lin.weight.copy_(draw((b, a), run.init, streams.init, dtype)); lin.bias.zero_()
+        head = i == len(run.hidden)
         layers += [lin, *([] if head else [_Activation(ACTS[run.act].fn)]), FixedNorm().to(dtype)]
     return nn.Sequential(*layers)
 
 def _torch_opt(run, net):
     lins = [m for m in net if isinstance(m, nn.Linear)]
-    groups = [dict(params=[m.weight], weight_decay=run.l2*(run.l2_head or m is not lins[-1])) for m in lins] + [dict(params=[m.bias for m in lins])]
-    return torch.optim.SGD(groups, lr=run.lr, momentum=run.momentum) if run.opt=='sgd' else torch.optim.Adam(groups, lr=run.lr)
+    groups = [dict(params=[m.weight], weight_decay=run.l2 * (run.l2_head or m is not lins[-1])) for m in lins] + [dict(params=[m.bias for m in lins])]
+    return torch.optim.SGD(groups, lr=run.lr, momentum=run.momentum) if run.opt == 'sgd' else torch.optim.Adam(groups, lr=run.lr)
 
 # %% ../nbs/41_ensemble.ipynb #a07972ea
 @torch.no_grad()
 def _torch_intervene(run, r, net, norm0, streams, x):
     "`intervene`, for one ordinary network"
-    if run.method=='BL' or (r==0 and run.method!='LW'): return False
-    lins,norms,k = [m for m in net if isinstance(m, nn.Linear)],[m for m in net if isinstance(m, FixedNorm)],run.ks[r]
-    if run.method=='LW' and run.rescale:
-        for lin,s in zip(lins[:k], norm0):
-            if norm_of(lin.weight)>0: lin.weight.copy_(rescale(lin.weight, s))
-    if run.method=='LW' and run.normalize and (k<len(lins) or run.normalize_head):
-        z = net[:list(net).index(norms[k-1])](x)   # before this norm
-        if z.std()>0:
-            for o,v in zip((norms[k-1].mu, norms[k-1].sigma), output_stats(z)): o.copy_(v)
-    if run.method!='LW' or run.redraw:
+    if run.method == 'BL' or (r == 0 and run.method != 'LW'): return False
+    lins, norms, k = [m for m in net if isinstance(m, nn.Linear)], [m for m in net if isinstance(m, FixedNorm)], run.ks[r]
+    if run.method == 'LW' and run.rescale:
+        for lin, s in zip(lins[:k], norm0):
+            if norm_of(lin.weight) > 0: lin.weight.copy_(rescale(lin.weight, s))
+    if run.method == 'LW' and run.normalize and (k < len(lins) or run.normalize_head):
+        z = net[:list(net).index(norms[k - 1])](x)   # before this norm
+        if z.std() > 0:
+            for o, v in zip((norms[k - 1].mu, norms[k - 1].sigma), output_stats(z)): o.copy_(v)
+    if run.method != 'LW' or run.redraw:
         masks = method_masks(run.method, [m.weight for m in lins], streams, run.frac, run.scope, k)
-        for lin,w,s in zip(lins, redraw([m.weight for m in lins], masks, streams, run.init), masks):
+        for lin, w, s in zip(lins, redraw([m.weight for m in lins], masks, streams, run.init), masks):
             if s is not None: lin.weight.copy_(w)
             if s is not None and s.all(): lin.bias.zero_()
     return True
@@ -419,53 +424,53 @@ def _torch_intervene(run, r, net, norm0, streams, x):
 @torch.no_grad()
 def _torch_measure(run, r, net, data):
     "`_measure`, for one ordinary network"
-    x,y,xt,yt = data
-    ws,hit = [m.weight for m in net if isinstance(m, nn.Linear)],lambda x,y: (net(x).argmax(1)==y).double().mean()
-    cols = dict(train_acc=hit(x, y), test_acc=hit(xt, yt), **{f'norm{l+1}':norm_of(w) for l,w in enumerate(ws)},
-                signal=ws[0][:,:run.task.bits].square().mean().sqrt(), noise=ws[0][:,run.task.bits:].square().mean().sqrt())
-    return dict(round=r+1, step=(r+1)*run.steps, **{k:v.item() for k,v in cols.items()})
+    x, y, xt, yt = data
+    ws, hit = [m.weight for m in net if isinstance(m, nn.Linear)], lambda x, y: (net(x).argmax(1) == y).double().mean()
+    cols = dict(train_acc=hit(x, y), test_acc=hit(xt, yt), **{f'norm{l+1}': norm_of(w) for l, w in enumerate(ws)},
+                signal=ws[0][:, :run.task.bits].square().mean().sqrt(), noise=ws[0][:, run.task.bits:].square().mean().sqrt())
+    return dict(round=r + 1, step=(r + 1) * run.steps, **{k: v.item() for k, v in cols.items()})
 
 def _order(run, streams):
     "Endless minibatches of positions"
     n = run.task.n_train
-    if run.batch is None or run.batch>=n: return itertools.repeat(slice(None))
+    if run.batch is None or run.batch >= n: return itertools.repeat(slice(None))
     return (i for _ in itertools.count() for i in torch.randperm(n, generator=streams.data).split(run.batch))
 
-def torch_run(run:MLPRun, # The recipe
-              dtype=torch.float32 # Of all arithmetic
-             )->tuple[nn.Sequential,list[dict]]: # The trained network, and one row per round
+def torch_run(run: MLPRun,  # The recipe
+              dtype=torch.float32  # Of all arithmetic
+             ) -> tuple[nn.Sequential, list[dict]]:  # The trained network, and one row per round
     "The same run in plain torch, one network and one step at a time: slow, and easy to check"
     s = Streams(run.seed)
-    x,y,xt,yt = (t.to(dtype) if t.is_floating_point() else t for t in make(run.task, s))
+    x, y, xt, yt = (t.to(dtype) if t.is_floating_point() else t for t in make(run.task, s))
     net = _network(run, s, dtype)
-    norm0,opt,order,rows = [norm_of(m.weight.detach()) for m in net if isinstance(m, nn.Linear)],_torch_opt(run, net),_order(run, s),[]
+    norm0, opt, order, rows = [norm_of(m.weight.detach()) for m in net if isinstance(m, nn.Linear)], _torch_opt(run, net), _order(run, s), []
     for r in range(run.rounds):
-        if _torch_intervene(run, r, net, norm0, s, x) and run.opt_state=='zero': opt = _torch_opt(run, net)
+        if _torch_intervene(run, r, net, norm0, s, x) and run.opt_state == 'zero': opt = _torch_opt(run, net)
         for i in itertools.islice(order, run.steps):
             opt.zero_grad()
             F.cross_entropy(net(x[i]), y[i]).backward()
             opt.step()
         rows.append(_torch_measure(run, r, net, (x, y, xt, yt)))
-    return net,rows
+    return net, rows
 
 # %% ../nbs/41_ensemble.ipynb #cc352a49
-CACHE = 5*2**20   # bytes: activations, gradients and data of a stack of this size stay in the cache of an ordinary processor
+CACHE = 5 * 2**20   # bytes: activations, gradients and data of a stack of this size stay in the cache of an ordinary processor
 
-def _bytes(run): # of one member, and of one data set
+def _bytes(run):  # of one member, and of one data set
     n = min(run.batch or run.task.n_train, run.task.n_train)
-    return 4*n*2*sum(run.dims[1:]), 4*n*run.task.dim
+    return 4 * n * 2 * sum(run.dims[1:]), 4 * n * run.task.dim
 
-def plan(recipes:Sequence[MLPRun], # Any recipes
-         budget:int=CACHE # Bytes for one stack
-        )->list[list[MLPRun]]: # Each can be given to `run`
+def plan(recipes: Sequence[MLPRun],  # Any recipes
+         budget: int = CACHE  # Bytes for one stack
+        ) -> list[list[MLPRun]]:  # Each can be given to `run`
     "Sort recipes into stacks that fit the cache, with members that share data next to each other"
-    out,pieces = [],[]
+    out, pieces = [], []
     for i in _groups(recipes, lambda r: (_alike(r), r.task, r.seed)).values():   # positions that share data
-        member,data = _bytes(recipes[i[0]])
-        n = max(1, (budget-data)//member)
-        pieces += [i[j:j+n] for j in range(0, len(i), n)]
+        member, data = _bytes(recipes[i[0]])
+        n = max(1, (budget - data) // member)
+        pieces += [i[j:j + n] for j in range(0, len(i), n)]
     for same in _groups(pieces, lambda i: (_alike(recipes[i[0]]), len(i))).values():
-        member,data = _bytes(recipes[pieces[same[0]][0]])
-        n = max(1, budget//(len(pieces[same[0]])*member + data))
-        out += [[recipes[i] for p in same[j:j+n] for i in pieces[p]] for j in range(0, len(same), n)]
+        member, data = _bytes(recipes[pieces[same[0]][0]])
+        n = max(1, budget // (len(pieces[same[0]]) * member + data))
+        out += [[recipes[i] for p in same[j:j + n] for i in pieces[p]] for j in range(0, len(same), n)]
     return out

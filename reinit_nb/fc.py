@@ -7,9 +7,11 @@ __all__ = ['FCHeadCallback', 'LLFCallback', 'Gaussian', 'RIFLECallback']
 
 # %% ../nbs/35_fc.ipynb #267f82aa
 import math
+
 import torch
 from fastcore.basics import store_attr
 from fastcore.meta import delegates
+
 from .blocks import select
 from .core import check_number
 from .rounds import RoundCallback
@@ -24,33 +26,33 @@ class LLFCallback(RoundCallback):
     "LLF: redraw every layer from a named one on"
     @delegates(RoundCallback.__init__)
     def __init__(self,
-                 layer:str, # The first that is redrawn: a name, as in `select`
+                 layer: str,  # The first that is redrawn: a name, as in `select`
                  **kwargs
                 ):
         super().__init__(**kwargs)
         store_attr('layer')
 
     def redraws(self, b, r):
-        names = [n for n,_ in b.model.named_modules()]
+        names = [n for n, _ in b.model.named_modules()]
         later = set(names[names.index(select(b.model, self.layer)[0]):])
         return lambda name: name in later
 
 # %% ../nbs/35_fc.ipynb #c5fe237d
 class Gaussian:
     "An initializer: normal, with a fixed deviation"
-    def __init__(self, std:float): self.std = check_number('delta', std, 0, lo_open=True)
-    def __call__(self, shape, gen): return self.std*torch.randn(shape, generator=gen)
+    def __init__(self, std: float): self.std = check_number('delta', std, 0, lo_open=True)
+    def __call__(self, shape, gen): return self.std * torch.randn(shape, generator=gen)
     def __repr__(self): return f'Gaussian({self.std})'
 
 class RIFLECallback(FCHeadCallback):
     "RIFLE: redraw the head from a narrow normal distribution, with a cyclic learning rate"
     @delegates(RoundCallback.__init__, but=['init'])
     def __init__(self,
-                 delta:float=.01, # Deviation of the head's fresh weights
+                 delta: float = .01,  # Deviation of the head's fresh weights
                  **kwargs
                 ):
         super().__init__(init=Gaussian(delta), **kwargs)
         store_attr('delta')
     def lr_factor(self):
         if not self.lengths: return 1.   # in `fit_rounds` nobody knows how long a round will be
-        return (1+math.cos(math.pi*(self.at-self.starts[self.round-1])/self.lengths[self.round-1]))/2
+        return (1 + math.cos(math.pi * (self.at - self.starts[self.round - 1]) / self.lengths[self.round - 1])) / 2

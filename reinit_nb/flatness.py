@@ -9,57 +9,62 @@ __all__ = ['PARAMETERS', 'SMALL', 'batches', 'untouched', 'check_scores', 'evalu
            'slice_1d', 'slice_2d', 'plot_slice', 'plot_surface']
 
 # %% ../nbs/25_flatness.ipynb #411089be
-import copy,math,random,warnings
-from collections.abc import Callable,Iterable
+import copy
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor,nn
+from torch import Tensor, nn
 from torch.nn import functional as F
-from .core import ReinitError,Streams,check_choice,check_number
+
+from .core import ReinitError, Streams, check_choice, check_number
 
 # %% ../nbs/25_flatness.ipynb #7d91f3b5
 @contextmanager
 def _same_luck():
     "The global generators of python, numpy and torch come back as they were"
-    old = random.getstate(),np.random.get_state()
+    old = random.getstate(), np.random.get_state()
     devs = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     try:
         with torch.random.fork_rng(devices=devs): yield
     finally: random.setstate(old[0]); np.random.set_state(old[1])
 
-def _is_batch(o): return isinstance(o, (tuple,list)) and len(o)==2 and all(isinstance(t, Tensor) for t in o)
+def _is_batch(o): return isinstance(o, (tuple, list)) and len(o) == 2 and all(isinstance(t, Tensor) for t in o)
 
-def _kind(o): return f'{type(o).__name__} of {len(o)}' if isinstance(o, (tuple,list)) else type(o).__name__
+def _kind(o): return f'{type(o).__name__} of {len(o)}' if isinstance(o, (tuple, list)) else type(o).__name__
 
 # %% ../nbs/25_flatness.ipynb #231c7c06
-def batches(data # A batch `(x, y)`, a list of batches, or a loader
-           )->list[tuple[Tensor,Tensor]]: # Plain tensors
+def batches(data  # A batch `(x, y)`, a list of batches, or a loader
+           ) -> list[tuple[Tensor, Tensor]]:  # Plain tensors
     "All batches of `data`, so that each measurement sees the same ones"
     if hasattr(data, 'train') and hasattr(data, 'valid'): raise ReinitError(f'data is a {type(data).__name__}: give one of its loaders, as in dls.train')
-    if isinstance(data, (Tensor,nn.Module)) or not isinstance(data, Iterable): raise ReinitError(f'data is a {type(data).__name__}: give (x, y), a list of such batches, or a loader')
+    if isinstance(data, (Tensor, nn.Module)) or not isinstance(data, Iterable): raise ReinitError(f'data is a {type(data).__name__}: give (x, y), a list of such batches, or a loader')
     with _same_luck(): found = [data] if _is_batch(data) else list(data)
-    for i,b in enumerate(found):
+    for i, b in enumerate(found):
         if not _is_batch(b): raise ReinitError(f'data: batch {i} is a {_kind(b)}, and should be two tensors, (x, y)')
-        x,y = b
-        if not x.ndim or not y.ndim or len(x)!=len(y): raise ReinitError(f'data: in batch {i} x has shape {tuple(x.shape)} and y {tuple(y.shape)}: their first dimensions should be the size of the batch')
-    found = [(x.as_subclass(Tensor), y.as_subclass(Tensor)) for x,y in found if len(x)]
+        x, y = b
+        if not x.ndim or not y.ndim or len(x) != len(y): raise ReinitError(f'data: in batch {i} x has shape {tuple(x.shape)} and y {tuple(y.shape)}: their first dimensions should be the size of the batch')
+    found = [(x.as_subclass(Tensor), y.as_subclass(Tensor)) for x, y in found if len(x)]
     if not found: raise ReinitError('data is empty: give one example or more (an iterator can be used once only: give a list)')
     return found
 
 # %% ../nbs/25_flatness.ipynb #7d91f302
 @contextmanager
-def untouched(model:nn.Module):
+def untouched(model: nn.Module):
     "Inside, `model` evaluates, without gradients, and may be changed; afterwards all is as before"
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
     parts = [(m, m.training, dict(m._buffers)) for m in model.modules()]
     old = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     try:
-        with _same_luck(),torch.no_grad(): yield model.eval()
+        with _same_luck(), torch.no_grad(): yield model.eval()
     finally:
-        for m,mode,bufs in parts: m.training = mode; m._buffers.update(bufs)
-        for t,v in old:   # .data: a graph that waits for its backward is not disturbed. An expanded tensor cannot be written, and never was
+        for m, mode, bufs in parts: m.training = mode; m._buffers.update(bufs)
+        for t, v in old:   # .data: a graph that waits for its backward is not disturbed. An expanded tensor cannot be written, and never was
             if not (0 in t.stride() and torch.equal(t, v)): t.data.copy_(v)
 
 # %% ../nbs/25_flatness.ipynb #598936d0
@@ -70,108 +75,108 @@ def _says(model, x):
     if not isinstance(out, Tensor): raise ReinitError(f'model: its output is a {type(out).__name__}, and should be a tensor: wrap {type(model).__name__} in a module that picks it')
     return out.as_subclass(Tensor)
 
-def check_scores(out:Tensor, # Outputs, one row per example
-                 y:Tensor # Labels
+def check_scores(out: Tensor,  # Outputs, one row per example
+                 y: Tensor  # Labels
                 ):
     "Raise unless `out` can be scores of the classes `y`, before softmax"
-    if out.ndim!=2 or out.shape[1]<2: raise ReinitError(f'model: outputs have shape {tuple(out.shape)}, and should have a row per example and a column per class, two or more')
-    if y.is_floating_point() or y.shape!=out.shape[:1]: raise ReinitError(f'data: y has shape {tuple(y.shape)} and type {y.dtype}, and should be {len(out)} whole numbers, the labels')
-    lo,hi = int(y.min()),int(y.max())
-    if lo<0 or hi>=out.shape[1]: raise ReinitError(f'data: y has labels {lo} to {hi}, and the model has {out.shape[1]} outputs: labels should be 0 to {out.shape[1]-1}')
+    if out.ndim != 2 or out.shape[1] < 2: raise ReinitError(f'model: outputs have shape {tuple(out.shape)}, and should have a row per example and a column per class, two or more')
+    if y.is_floating_point() or y.shape != out.shape[:1]: raise ReinitError(f'data: y has shape {tuple(y.shape)} and type {y.dtype}, and should be {len(out)} whole numbers, the labels')
+    lo, hi = int(y.min()), int(y.max())
+    if lo < 0 or hi >= out.shape[1]: raise ReinitError(f'data: y has labels {lo} to {hi}, and the model has {out.shape[1]} outputs: labels should be 0 to {out.shape[1]-1}')
     if not out.isfinite().all(): raise ReinitError(f'model: {int((~out.isfinite()).any(1).sum())} of {len(out)} outputs are not finite: measure a model that has not diverged')
-    if out.min()>=0 and ((out.sum(1)-1).abs()<1e-3).all(): raise ReinitError('model: outputs are probabilities already (each row sums to 1): leave its last softmax out')
+    if out.min() >= 0 and ((out.sum(1) - 1).abs() < 1e-3).all(): raise ReinitError('model: outputs are probabilities already (each row sums to 1): leave its last softmax out')
 
 # %% ../nbs/25_flatness.ipynb #250b82ba
-def _cross_entropy(out, y): return F.cross_entropy(out if out.dtype==torch.float64 else out.float(), y.long())
+def _cross_entropy(out, y): return F.cross_entropy(out if out.dtype == torch.float64 else out.float(), y.long())
 
 def _loss_func(loss):
     "What computes the mean loss of a batch"
     if loss is None: return _cross_entropy
     if not callable(loss): raise ReinitError(f'loss={loss!r} should be a function loss(output, y), or None for cross entropy')
-    if getattr(loss, 'reduction', 'mean')!='mean': raise ReinitError(f"loss has reduction={loss.reduction!r}, and should have 'mean': batches are averaged by their sizes")
+    if getattr(loss, 'reduction', 'mean') != 'mean': raise ReinitError(f"loss has reduction={loss.reduction!r}, and should have 'mean': batches are averaged by their sizes")
     return loss
 
 def _mean_loss(f, out, y):
     l = f(out, y)
-    if not isinstance(l, Tensor) or l.numel()!=1: raise ReinitError(f'loss gives {tuple(l.shape) if isinstance(l, Tensor) else l!r}, and should give one number, the mean over the batch')
+    if not isinstance(l, Tensor) or l.numel() != 1: raise ReinitError(f'loss gives {tuple(l.shape) if isinstance(l, Tensor) else l!r}, and should give one number, the mean over the batch')
     return l.item()
 
-def _hits(out, y): return (out.argmax(1)==y).sum().item() if out.ndim==2 and out.shape[1]>1 and y.ndim==1 and not y.is_floating_point() else math.nan
+def _hits(out, y): return (out.argmax(1) == y).sum().item() if out.ndim == 2 and out.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point() else math.nan
 
 # %% ../nbs/25_flatness.ipynb #054b5d4f
 class _Risk:
     "The loss of a model over batches, checked at the beginning"
     def __init__(self, model, data, loss=None):
-        self.model,self.f = model,_loss_func(loss)
+        self.model, self.f = model, _loss_func(loss)
         dev = next((p.device for p in model.parameters()), torch.device('cpu'))
-        self.data = [(x.to(dev), y.to(dev)) for x,y in batches(data)]
-        self.n = sum(len(y) for _,y in self.data)
+        self.data = [(x.to(dev), y.to(dev)) for x, y in batches(data)]
+        self.n = sum(len(y) for _, y in self.data)
         if loss is None: self.out = self.scores(); check_scores(*self.out)
-        self.loss,self.accuracy = self()
+        self.loss, self.accuracy = self()
         if not math.isfinite(self.loss): raise ReinitError(f'loss is {self.loss}: measure a model that has not diverged, on finite data')
 
-    def scores(self): return tuple(map(torch.cat, zip(*((_says(self.model, x), y) for x,y in self.data))))
+    def scores(self): return tuple(map(torch.cat, zip(*((_says(self.model, x), y) for x, y in self.data))))
 
     def __call__(self):
         "Mean loss and accuracy now"
         total = torch.zeros(2, dtype=torch.float64)
-        for x,y in self.data:
+        for x, y in self.data:
             out = _says(self.model, x)
-            total += torch.tensor([_mean_loss(self.f, out, y)*len(y), _hits(out, y)], dtype=torch.float64)
-        return (total/self.n).tolist()
+            total += torch.tensor([_mean_loss(self.f, out, y) * len(y), _hits(out, y)], dtype=torch.float64)
+        return (total / self.n).tolist()
 
-def evaluate(model:nn.Module, # A model
-             data, # As in `batches`
-             loss:Callable|None=None # As `loss(output, y)`, the mean over a batch; default: cross entropy
-            )->pd.DataFrame: # One row: loss, accuracy, examples
+def evaluate(model: nn.Module,  # A model
+             data,  # As in `batches`
+             loss: Callable | None = None  # As `loss(output, y)`, the mean over a batch; default: cross entropy
+            ) -> pd.DataFrame:  # One row: loss, accuracy, examples
     "Loss and accuracy; accuracy is not a number where `y` are not labels"
     with untouched(model): r = _Risk(model, data, loss)
     return pd.DataFrame([dict(loss=r.loss, accuracy=r.accuracy, examples=r.n)])
 
 # %% ../nbs/25_flatness.ipynb #7ebcb2dc
-def side_by_side(models:dict, # Name and model
-                 measure:Callable, # Any measurement of this page
-                 data, # As in `batches`
-                 by:str='method', # Name of the new column
-                 **kwargs # For `measure`
-                )->pd.DataFrame: # The tables, with a column `by` in front
+def side_by_side(models: dict,  # Name and model
+                 measure: Callable,  # Any measurement of this page
+                 data,  # As in `batches`
+                 by: str = 'method',  # Name of the new column
+                 **kwargs  # For `measure`
+                ) -> pd.DataFrame:  # The tables, with a column `by` in front
     "Measure several models on the same batches"
     if not isinstance(models, dict) or not models: raise ReinitError(f'models={models!r} should be a dict of names and models, with one or more')
     data = batches(data)
-    df = pd.concat([measure(m, data, **kwargs).assign(**{by:k}) for k,m in models.items()], ignore_index=True)
-    return df[[by]+[c for c in df if c!=by]]
+    df = pd.concat([measure(m, data, **kwargs).assign(**{by: k}) for k, m in models.items()], ignore_index=True)
+    return df[[by] + [c for c in df if c != by]]
 
-def _axes(ax, figsize=(5,3)):
+def _axes(ax, figsize=(5, 3)):
     from matplotlib import pyplot as plt
     return ax or plt.subplots(figsize=figsize, layout='constrained')[1]
 
 def _groups(df, by):
     "Label and rows of each line of a plot; a table without a column `method` is one line"
-    if by=='method' and by not in df: return [(None, df)]
+    if by == 'method' and by not in df: return [(None, df)]
     return df.groupby(check_choice('by', by, list(df.columns)), sort=False)
 
 # %% ../nbs/25_flatness.ipynb #26acc150
-def margins(model:nn.Module, # A classifier
-            data, # The training sample, as in `batches`
-            n:int=400 # How many, the smallest first
-           )->pd.DataFrame: # One row per example: rank, margin, example (its place in the data), label
+def margins(model: nn.Module,  # A classifier
+            data,  # The training sample, as in `batches`
+            n: int = 400  # How many, the smallest first
+           ) -> pd.DataFrame:  # One row per example: rank, margin, example (its place in the data), label
     "The smallest margins of the softmax output"
     n = check_number('n', n, 1, integer=True)
-    with untouched(model): out,y = _Risk(model, data).out
-    p,y = out.cpu().double().softmax(1),y.cpu().long()[:,None]
-    m = (p.gather(1, y)-p.scatter(1, y, -math.inf).amax(1, True))[:,0]
+    with untouched(model): out, y = _Risk(model, data).out
+    p, y = out.cpu().double().softmax(1), y.cpu().long()[:, None]
+    m = (p.gather(1, y) - p.scatter(1, y, -math.inf).amax(1, True))[:, 0]
     i = m.argsort(stable=True)[:n]
-    return pd.DataFrame(dict(rank=range(1, len(i)+1), margin=m[i], example=i, label=y[i,0]))
+    return pd.DataFrame(dict(rank=range(1, len(i) + 1), margin=m[i], example=i, label=y[i, 0]))
 
 # %% ../nbs/25_flatness.ipynb #3c186def
-def plot_margins(df:pd.DataFrame, # From `margins`
-                 by:str='method', # A line for each value of this column
-                 ax=None # Where to draw
-                ): # Axes
+def plot_margins(df: pd.DataFrame,  # From `margins`
+                 by: str = 'method',  # A line for each value of this column
+                 ax=None  # Where to draw
+                ):  # Axes
     "Sorted margins on a logarithmic scale, as in Figure 4; linear near zero where some are not positive"
     ax = _axes(ax)
-    for k,g in _groups(df, by): ax.plot(g['rank'], g.margin, label=k)
-    if (df.margin>0).all(): ax.set_yscale('log')
+    for k, g in _groups(df, by): ax.plot(g['rank'], g.margin, label=k)
+    if (df.margin > 0).all(): ax.set_yscale('log')
     else: ax.set_yscale('symlog', linthresh=1e-3); ax.axhline(0, c='k', lw=.5)
     ax.set(xlabel='rank', ylabel='margin')
     if ax.get_legend_handles_labels()[1]: ax.legend(frameon=False)
@@ -183,18 +188,18 @@ _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 @contextmanager
 def _hooked(mods, note):
     "While inside, `note(name, input)` before each call of the modules `mods`"
-    hooks = [m.register_forward_pre_hook(lambda m,args,n=n: note(n, args[0])) for n,m in mods.items()]
+    hooks = [m.register_forward_pre_hook(lambda m, args, n=n: note(n, args[0])) for n, m in mods.items()]
     try: yield
     finally:
         for h in hooks: h.remove()
 
-def classifier(model:nn.Module,
-               x:Tensor # A batch
-              )->str: # Name
+def classifier(model: nn.Module,
+               x: Tensor  # A batch
+              ) -> str:  # Name
     "The last `Linear` that is called, or the last convolution if none is"
-    called,mods = [],dict(model.named_modules())
+    called, mods = [], dict(model.named_modules())
     def note(n, _): called.append(n)
-    with untouched(model),_hooked({n:m for n,m in mods.items() if isinstance(m, (nn.Linear,*_CONVS))}, note): _says(model, x)
+    with untouched(model), _hooked({n: m for n, m in mods.items() if isinstance(m, (nn.Linear, *_CONVS))}, note): _says(model, x)
     linear = [n for n in called if isinstance(mods[n], nn.Linear)]
     if not called: raise ReinitError(f'head: {type(model).__name__} calls no Linear and no convolution: name the module whose weights classify')
     return (linear or called)[-1]
@@ -202,85 +207,85 @@ def classifier(model:nn.Module,
 # %% ../nbs/25_flatness.ipynb #81e66e72
 def _sample(data, n, seed):
     "A random sample of `n` examples, batch by batch"
-    ends = np.cumsum([len(y) for _,y in data])
+    ends = np.cumsum([len(y) for _, y in data])
     picks = torch.randperm(int(ends[-1]), generator=Streams(seed).data)[:n].sort().values
-    for (x,y),end in zip(data, ends):
-        i = picks[(picks>=end-len(y)) & (picks<end)]-(end-len(y))
+    for (x, y), end in zip(data, ends):
+        i = picks[(picks >= end - len(y)) & (picks < end)] - (end - len(y))
         if len(i): yield x[i.to(x.device)]
 
-def weight_size(model:nn.Module, # A classifier
-                data, # The training sample, as in `batches`
-                n:int=256, # Examples, drawn at random; all if there are fewer
-                head:str|None=None, # Name of the module that classifies; default: as `classifier` finds it
-                seed:int=0 # Of the sample, from the `data` stream
-               )->pd.DataFrame: # One row: activation_norm, weight_norm, size, head, examples
+def weight_size(model: nn.Module,  # A classifier
+                data,  # The training sample, as in `batches`
+                n: int = 256,  # Examples, drawn at random; all if there are fewer
+                head: str | None = None,  # Name of the module that classifies; default: as `classifier` finds it
+                seed: int = 0  # Of the sample, from the `data` stream
+               ) -> pd.DataFrame:  # One row: activation_norm, weight_norm, size, head, examples
     "The root mean square norm of the classifier's input, times the Frobenius norm of its weights"
-    n,seed = check_number('n', n, 1, integer=True),check_number('seed', seed, 0, integer=True)
+    n, seed = check_number('n', n, 1, integer=True), check_number('seed', seed, 0, integer=True)
     with untouched(model):
         r = _Risk(model, data)
-        if head is not None: check_choice('head', head, [k for k,m in model.named_modules() if isinstance(getattr(m, 'weight', None), Tensor)])
-        name,zs = head or classifier(model, r.data[0][0][:2]),[]
+        if head is not None: check_choice('head', head, [k for k, m in model.named_modules() if isinstance(getattr(m, 'weight', None), Tensor)])
+        name, zs = head or classifier(model, r.data[0][0][:2]), []
         for x in _sample(r.data, n, seed):
             seen = []
-            with _hooked({name:model.get_submodule(name)}, lambda _,z: seen.append(z)): _says(model, x)
+            with _hooked({name: model.get_submodule(name)}, lambda _, z: seen.append(z)): _says(model, x)
             if not seen: raise ReinitError(f'head={name!r} is never called: name another module')
             zs.append(seen[-1].double().square().sum().item())   # the last call, if there are several
-        a,w = math.sqrt(sum(zs)/min(n, r.n)),model.get_submodule(name).weight.double().norm().item()
-    return pd.DataFrame([dict(activation_norm=a, weight_norm=w, size=a*w, head=name, examples=min(n, r.n))])
+        a, w = math.sqrt(sum(zs) / min(n, r.n)), model.get_submodule(name).weight.double().norm().item()
+    return pd.DataFrame([dict(activation_norm=a, weight_norm=w, size=a * w, head=name, examples=min(n, r.n))])
 
 # %% ../nbs/25_flatness.ipynb #b219c489
-def size_ratios(df:pd.DataFrame, # From `weight_size`, with columns `by` and `on`
-                on:list[str], # Columns in which a run and its baseline agree, as ['seed']
-                baseline:str='BL', # The method that others are compared with
-                by:str='method' # Column of methods
-               )->pd.DataFrame: # Columns `by`, `on`, ratio; without the baseline
+def size_ratios(df: pd.DataFrame,  # From `weight_size`, with columns `by` and `on`
+                on: list[str],  # Columns in which a run and its baseline agree, as ['seed']
+                baseline: str = 'BL',  # The method that others are compared with
+                by: str = 'method'  # Column of methods
+               ) -> pd.DataFrame:  # Columns `by`, `on`, ratio; without the baseline
     "The size of the weights over that of the baseline, pair by pair"
     on = [on] if isinstance(on, str) else list(on)
-    for c in (by,*on): check_choice('on' if c in on else 'by', c, list(df.columns))
+    for c in (by, *on): check_choice('on' if c in on else 'by', c, list(df.columns))
     check_choice('baseline', baseline, df[by].unique())
-    if df.duplicated([by,*on]).any(): raise ReinitError(f'on={on}: some methods have several runs with the same {", ".join(on)}; name all columns that tell runs apart')
-    base = df[df[by]==baseline].set_index(on)['size'].rename('base')
-    df = df[df[by]!=baseline].join(base, on=on)
+    if df.duplicated([by, *on]).any(): raise ReinitError(f'on={on}: some methods have several runs with the same {", ".join(on)}; name all columns that tell runs apart')
+    base = df[df[by] == baseline].set_index(on)['size'].rename('base')
+    df = df[df[by] != baseline].join(base, on=on)
     if df.base.isna().any(): raise ReinitError(f'on={on}: {int(df.base.isna().sum())} runs have no {baseline!r} to compare with')
-    return df.assign(ratio=df['size']/df.base)[[by,*on,'ratio']].reset_index(drop=True)
+    return df.assign(ratio=df['size'] / df.base)[[by, *on, 'ratio']].reset_index(drop=True)
 
 # %% ../nbs/25_flatness.ipynb #8d0fbcce
-def plot_ratios(df:pd.DataFrame, # From `size_ratios`
-                by:str='method', # A curve for each value of this column
-                ax=None # Where to draw
-               ): # Axes
+def plot_ratios(df: pd.DataFrame,  # From `size_ratios`
+                by: str = 'method',  # A curve for each value of this column
+                ax=None  # Where to draw
+               ):  # Axes
     "Gaussian approximation of the density of the ratios, as in Figure 6; ticks are the ratios"
     ax = _axes(ax)
-    for i,(k,g) in enumerate(_groups(df, by)):
-        mu,sd,c = g.ratio.mean(),g.ratio.std(ddof=1),f'C{i}'
+    for i, (k, g) in enumerate(_groups(df, by)):
+        mu, sd, c = g.ratio.mean(), g.ratio.std(ddof=1), f'C{i}'
         ax.plot(g.ratio, np.zeros(len(g)), '|', ms=12, c=c)
-        if not sd>0: ax.axvline(mu, c=c, label=k); continue   # one ratio, or all the same: no density
-        t = np.linspace(mu-4*sd, mu+4*sd, 200)
-        ax.plot(t, np.exp(-.5*((t-mu)/sd)**2)/sd/math.sqrt(2*math.pi), c=c, label=k)
+        if not sd > 0: ax.axvline(mu, c=c, label=k); continue   # one ratio, or all the same: no density
+        t = np.linspace(mu - 4 * sd, mu + 4 * sd, 200)
+        ax.plot(t, np.exp(-.5 * ((t - mu) / sd)**2) / sd / math.sqrt(2 * math.pi), c=c, label=k)
     ax.axvline(1, c='k', lw=.8, ls=':')
     ax.set(xlabel='size of the weights / baseline', ylabel='density')
     if ax.get_legend_handles_labels()[1]: ax.legend(frameon=False)
     return ax
 
 # %% ../nbs/25_flatness.ipynb #b3a94a67
-PARAMETERS = {'all':'every parameter', 'trainable':'those with requires_grad', 'weights':'those with two dimensions or more'}
+PARAMETERS = {'all': 'every parameter', 'trainable': 'those with requires_grad', 'weights': 'those with two dimensions or more'}
 
-def chosen(model:nn.Module, parameters:str='all')->dict[str,nn.Parameter]: # Names and parameters, each once
+def chosen(model: nn.Module, parameters: str = 'all') -> dict[str, nn.Parameter]:  # Names and parameters, each once
     "The parameters of `model` that are meant by one of `PARAMETERS`"
-    keep = {'all':lambda p: True, 'trainable':lambda p: p.requires_grad, 'weights':lambda p: p.ndim>1}[check_choice('parameters', parameters, PARAMETERS)]
-    found = {n:p for n,p in model.named_parameters() if p.is_floating_point() and keep(p)}
+    keep = {'all': lambda p: True, 'trainable': lambda p: p.requires_grad, 'weights': lambda p: p.ndim > 1}[check_choice('parameters', parameters, PARAMETERS)]
+    found = {n: p for n, p in model.named_parameters() if p.is_floating_point() and keep(p)}
     if not found: raise ReinitError(f'parameters={parameters!r}: {type(model).__name__} has none. {"Unfreeze some, or ask for all" if parameters=="trainable" else "Measure a model with weights"}')
     return found
 
 def _gauss(ps, streams):
     "A standard normal draw for each parameter; it depends on the parameter's name, not on which others are chosen"
-    return {n:torch.randn(p.shape, generator=streams.fork(n).noise).to(p.device) for n,p in ps.items()}
+    return {n: torch.randn(p.shape, generator=streams.fork(n).noise).to(p.device) for n, p in ps.items()}
 
 def _put(ts, base, t, direction, *more):
     "Set the tensors `ts` to `base` + `t`·`direction` (+ …)"
-    for n in direction: ts[n].data.copy_(base[n] + t*direction[n])
-    for t,direction in zip(more[::2], more[1::2]):
-        for n in direction: ts[n].data.add_((t*direction[n]).to(ts[n].dtype))
+    for n in direction: ts[n].data.copy_(base[n] + t * direction[n])
+    for t, direction in zip(more[::2], more[1::2]):
+        for n in direction: ts[n].data.add_((t * direction[n]).to(ts[n].dtype))
 
 # %% ../nbs/25_flatness.ipynb #68b7b922
 def _numbers(arg, values, lo=None):
@@ -289,38 +294,38 @@ def _numbers(arg, values, lo=None):
     if not len(values): raise ReinitError(f'{arg} is empty: give one number or more')
     return [check_number(arg, v, lo) for v in values]
 
-def noise_curve(model:nn.Module, # Any model
-                data, # The training sample, as in `batches`
-                sigmas:Iterable[float]=(.005,.01,.02,.04), # Standard deviations of the noise
-                repeats:int=5, # Draws
-                seed:int=0, # Of the draws, from the `noise` stream
-                parameters:str='all', # One of `PARAMETERS`
-                loss:Callable|None=None # As in `evaluate`
-               )->pd.DataFrame: # One row per sigma and repeat: sigma, repeat, loss, accuracy, d_loss, d_accuracy
+def noise_curve(model: nn.Module,  # Any model
+                data,  # The training sample, as in `batches`
+                sigmas: Iterable[float] = (.005, .01, .02, .04),  # Standard deviations of the noise
+                repeats: int = 5,  # Draws
+                seed: int = 0,  # Of the draws, from the `noise` stream
+                parameters: str = 'all',  # One of `PARAMETERS`
+                loss: Callable | None = None  # As in `evaluate`
+               ) -> pd.DataFrame:  # One row per sigma and repeat: sigma, repeat, loss, accuracy, d_loss, d_accuracy
     "Loss and accuracy with Gaussian noise on the parameters; `d_` are changes from no noise"
-    sigmas,repeats,streams,rows = _numbers('sigmas', sigmas, 0),check_number('repeats', repeats, 1, integer=True),Streams(seed),[]
+    sigmas, repeats, streams, rows = _numbers('sigmas', sigmas, 0), check_number('repeats', repeats, 1, integer=True), Streams(seed), []
     with untouched(model):
         ps = chosen(model, parameters)
-        r,base = _Risk(model, data, loss),{n:p.clone() for n,p in ps.items()}
+        r, base = _Risk(model, data, loss), {n: p.clone() for n, p in ps.items()}
         for i in range(repeats):
             eps = _gauss(ps, streams.fork(i))
             for s in sigmas:
                 _put(ps, base, s, eps)
-                l,a = r()
-                rows.append(dict(sigma=s, repeat=i, loss=l, accuracy=a, d_loss=l-r.loss, d_accuracy=a-r.accuracy))
+                l, a = r()
+                rows.append(dict(sigma=s, repeat=i, loss=l, accuracy=a, d_loss=l - r.loss, d_accuracy=a - r.accuracy))
     return pd.DataFrame(rows)
 
 # %% ../nbs/25_flatness.ipynb #bb4c2773
-def plot_noise(df:pd.DataFrame, # From `noise_curve`
-               y:str='d_loss', # What to draw; `d_accuracy` with its sign turned, as in Figure 5: lower is flatter
-               by:str='method', # A line for each value of this column
-               ax=None # Where to draw
-              ): # Axes
+def plot_noise(df: pd.DataFrame,  # From `noise_curve`
+               y: str = 'd_loss',  # What to draw; `d_accuracy` with its sign turned, as in Figure 5: lower is flatter
+               by: str = 'method',  # A line for each value of this column
+               ax=None  # Where to draw
+              ):  # Axes
     "Change of loss or accuracy by the amount of noise: mean and range over the repeats"
-    check_choice('y', y, ['d_loss','d_accuracy','loss','accuracy'])
-    ax,sign = _axes(ax),-1 if y=='d_accuracy' else 1
-    for k,g in _groups(df, by):
-        s = (sign*g[y]).groupby(g.sigma).agg(['mean','min','max'])
+    check_choice('y', y, ['d_loss', 'd_accuracy', 'loss', 'accuracy'])
+    ax, sign = _axes(ax), -1 if y == 'd_accuracy' else 1
+    for k, g in _groups(df, by):
+        s = (sign * g[y]).groupby(g.sigma).agg(['mean', 'min', 'max'])
         line, = ax.plot(s.index, s['mean'], 'o-', ms=4, label=k)
         ax.fill_between(s.index, s['min'], s['max'], alpha=.2, lw=0, color=line.get_color())
     names = dict(d_loss='change of the loss', d_accuracy='loss of accuracy', loss='loss', accuracy='accuracy')
@@ -331,12 +336,12 @@ def plot_noise(df:pd.DataFrame, # From `noise_curve`
 # %% ../nbs/25_flatness.ipynb #9cef5f1e
 def _products(model, f, params, x, y, M):
     "Products of the Hessian on one batch with the columns (last dimension) of `M`, by differentiating twice"
-    from torch.nn.attention import SDPBackend,sdpa_kernel
-    with torch.enable_grad(),sdpa_kernel(SDPBackend.MATH):   # the fast kernels of attention can be differentiated once only
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):   # the fast kernels of attention can be differentiated once only
         grads = torch.autograd.grad(f(model(x), y), params, create_graph=True, allow_unused=True)
-        live = [i for i,g in enumerate(grads) if g is not None and g.requires_grad]
+        live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
         if not live: return [torch.zeros_like(m) for m in M]   # the loss is linear
-        res = [torch.autograd.grad([grads[i] for i in live], params, [M[i][...,k] for i in live], retain_graph=True, allow_unused=True, materialize_grads=True)
+        res = [torch.autograd.grad([grads[i] for i in live], params, [M[i][..., k] for i in live], retain_graph=True, allow_unused=True, materialize_grads=True)
                for k in range(M[0].shape[-1])]
     return [torch.stack(rs, -1) for rs in zip(*res)]
 
@@ -347,14 +352,14 @@ class _MeanLoss(nn.Module):
     def forward(self, out, y): return self.f(out, y)
 
 # %% ../nbs/25_flatness.ipynb #f507681a
-def hessian(model:nn.Module, # A model in single or double precision
-            data, # As in `batches`
-            loss:Callable|None=None # As in `evaluate`
-           ): # A curvlinops `HessianLinearOperator`: `H @ v`, `H.shape`, `H.to_scipy()`
+def hessian(model: nn.Module,  # A model in single or double precision
+            data,  # As in `batches`
+            loss: Callable | None = None  # As in `evaluate`
+           ):  # A curvlinops `HessianLinearOperator`: `H @ v`, `H.shape`, `H.to_scipy()`
     "The Hessian of the mean loss in the trainable parameters, as a linear operator"
     with untouched(model):
         types = {p.dtype for p in chosen(model, 'trainable').values()}
-        if len(types)>1 or not types<={torch.float32,torch.float64}:
+        if len(types) > 1 or not types <= {torch.float32, torch.float64}:
             raise ReinitError(f'model: its trainable parameters are {", ".join(sorted(map(str, types)))}; a Hessian needs all in float32 or all in float64: try copy.deepcopy(model).float()')
         r = _Risk(model, data, loss)
         net = copy.deepcopy(getattr(model, '_orig_mod', model)).eval()   # not the compiled one, which cannot be differentiated twice
@@ -373,189 +378,189 @@ def _matrix(op): return (op @ torch.eye(op.shape[0], dtype=op.dtype, device=op.d
 def _probe(op, streams): return torch.randn(op.shape[0], generator=streams.noise).to(op.device, op.dtype)
 
 def _largest(op, k, tol, seed):
-    from scipy.sparse.linalg import ArpackNoConvergence,eigsh
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
     d = op.shape[0]
-    if d<=max(SMALL, k+1): return np.linalg.eigvalsh(_matrix(op))[:-k-1:-1]
-    try: return np.sort(eigsh(op.to_scipy(), k, which='LA', tol=tol, v0=_probe(op, Streams(seed)).cpu().numpy(), ncv=min(d, max(2*k+1, 20)), return_eigenvectors=False))[::-1]
+    if d <= max(SMALL, k + 1): return np.linalg.eigvalsh(_matrix(op))[:-k - 1:-1]
+    try: return np.sort(eigsh(op.to_scipy(), k, which='LA', tol=tol, v0=_probe(op, Streams(seed)).cpu().numpy(), ncv=min(d, max(2 * k + 1, 20)), return_eigenvectors=False))[::-1]
     except ArpackNoConvergence as e: raise ReinitError(f'tol={tol}: only {len(e.eigenvalues)} of k={k} eigenvalues have converged: ask for fewer, or for a larger tol') from e
 
-def top_eigenvalues(model:nn.Module, # As in `hessian`
-                    data, # As in `batches`
-                    k:int=5, # How many
-                    loss:Callable|None=None, # As in `evaluate`
-                    tol:float=1e-3, # Relative accuracy
-                    seed:int=0 # Of the vector to begin with
-                   )->pd.DataFrame: # Columns rank, eigenvalue
+def top_eigenvalues(model: nn.Module,  # As in `hessian`
+                    data,  # As in `batches`
+                    k: int = 5,  # How many
+                    loss: Callable | None = None,  # As in `evaluate`
+                    tol: float = 1e-3,  # Relative accuracy
+                    seed: int = 0  # Of the vector to begin with
+                   ) -> pd.DataFrame:  # Columns rank, eigenvalue
     "The `k` largest eigenvalues of the Hessian"
-    k,tol,op = check_number('k', k, 1, integer=True),check_number('tol', tol, 0),hessian(model, data, loss)
-    if k>op.shape[0]: raise ReinitError(f'k={k}: there are {op.shape[0]} trainable parameters, and as many eigenvalues: ask for fewer')
-    with _same_luck(): return pd.DataFrame(dict(rank=range(1, k+1), eigenvalue=_largest(op, k, tol, seed).astype(float)))
+    k, tol, op = check_number('k', k, 1, integer=True), check_number('tol', tol, 0), hessian(model, data, loss)
+    if k > op.shape[0]: raise ReinitError(f'k={k}: there are {op.shape[0]} trainable parameters, and as many eigenvalues: ask for fewer')
+    with _same_luck(): return pd.DataFrame(dict(rank=range(1, k + 1), eigenvalue=_largest(op, k, tol, seed).astype(float)))
 
 # %% ../nbs/25_flatness.ipynb #3438b489
 def _signs(op, streams): return torch.randint(0, 2, (op.shape[0],), generator=streams.noise).mul(2).sub(1).to(op.device, op.dtype)
 
-def hessian_trace(model:nn.Module, # As in `hessian`
-                  data, # As in `batches`
-                  n:int=30, # Probes: products of the Hessian with a vector
-                  loss:Callable|None=None, # As in `evaluate`
-                  seed:int=0 # Of the probes, from the `noise` stream
-                 )->pd.DataFrame: # One row: trace, error (standard), mean (of the eigenvalues), parameters, probes
+def hessian_trace(model: nn.Module,  # As in `hessian`
+                  data,  # As in `batches`
+                  n: int = 30,  # Probes: products of the Hessian with a vector
+                  loss: Callable | None = None,  # As in `evaluate`
+                  seed: int = 0  # Of the probes, from the `noise` stream
+                 ) -> pd.DataFrame:  # One row: trace, error (standard), mean (of the eigenvalues), parameters, probes
     "The trace of the Hessian"
-    n,streams,op = check_number('n', n, 2, integer=True),Streams(seed),hessian(model, data, loss)
+    n, streams, op = check_number('n', n, 2, integer=True), Streams(seed), hessian(model, data, loss)
     d = op.shape[0]
-    if n>=d: tr,se,n = np.trace(_matrix(op)),0.,d
+    if n >= d: tr, se, n = np.trace(_matrix(op)), 0., d
     else:
         vs = (_signs(op, streams.fork(i)) for i in range(n))
-        est = np.array([float((v.double()@(op@v).double())) for v in vs])
-        tr,se = est.mean(),est.std(ddof=1)/math.sqrt(n)
-    return pd.DataFrame([dict(trace=float(tr), error=float(se), mean=float(tr)/d, parameters=d, probes=n)])
+        est = np.array([float(v.double() @ (op @ v).double()) for v in vs])
+        tr, se = est.mean(), est.std(ddof=1) / math.sqrt(n)
+    return pd.DataFrame([dict(trace=float(tr), error=float(se), mean=float(tr) / d, parameters=d, probes=n)])
 
 # %% ../nbs/25_flatness.ipynb #b2094386
 def _lanczos(op, v, steps):
     "Nodes and weights of the quadrature that begins with the vector `v`"
-    Q,a,b = torch.zeros(min(steps, len(v)), len(v), dtype=v.dtype, device=v.device),[],[]
-    Q[0] = v/v.norm()
+    Q, a, b = torch.zeros(min(steps, len(v)), len(v), dtype=v.dtype, device=v.device), [], []
+    Q[0] = v / v.norm()
     for i in range(len(Q)):
-        w = op@Q[i]
-        a.append(float(w@Q[i]))
-        for _ in range(2): w = w - Q[:i+1].T@(Q[:i+1]@w)   # twice is enough
+        w = op @ Q[i]
+        a.append(float(w @ Q[i]))
+        for _ in range(2): w = w - Q[:i + 1].T @ (Q[:i + 1] @ w)   # twice is enough
         b.append(float(w.norm()))
         # what is left is rounding: the vector had parts in so many eigenspaces only
-        if i+1==len(Q) or b[-1]<=10*torch.finfo(v.dtype).eps*math.sqrt(len(v))*max(map(abs, a+b)): break
-        Q[i+1] = w/b[-1]
-    nodes,vecs = np.linalg.eigh(np.diag(a) + np.diag(b[:-1], 1) + np.diag(b[:-1], -1))
-    return nodes,vecs[0]**2
+        if i + 1 == len(Q) or b[-1] <= 10 * torch.finfo(v.dtype).eps * math.sqrt(len(v)) * max(map(abs, a + b)): break
+        Q[i + 1] = w / b[-1]
+    nodes, vecs = np.linalg.eigh(np.diag(a) + np.diag(b[:-1], 1) + np.diag(b[:-1], -1))
+    return nodes, vecs[0]**2
 
-def spectral_density(model:nn.Module, # As in `hessian`
-                     data, # As in `batches`
-                     steps:int=30, # Of Lanczos' method: the most nodes
-                     repeats:int=2, # Random vectors to begin with
-                     loss:Callable|None=None, # As in `evaluate`
-                     seed:int=0 # Of these, from the `noise` stream
-                    )->pd.DataFrame: # One row per node: repeat, eigenvalue, weight; the weights of a repeat sum to 1
+def spectral_density(model: nn.Module,  # As in `hessian`
+                     data,  # As in `batches`
+                     steps: int = 30,  # Of Lanczos' method: the most nodes
+                     repeats: int = 2,  # Random vectors to begin with
+                     loss: Callable | None = None,  # As in `evaluate`
+                     seed: int = 0  # Of these, from the `noise` stream
+                    ) -> pd.DataFrame:  # One row per node: repeat, eigenvalue, weight; the weights of a repeat sum to 1
     "The spectrum of the Hessian by stochastic Lanczos quadrature"
-    steps,repeats,streams = check_number('steps', steps, 1, integer=True),check_number('repeats', repeats, 1, integer=True),Streams(seed)
+    steps, repeats, streams = check_number('steps', steps, 1, integer=True), check_number('repeats', repeats, 1, integer=True), Streams(seed)
     op = hessian(model, data, loss)
     found = [_lanczos(op, _probe(op, streams.fork(i)), steps) for i in range(repeats)]
-    return pd.concat([pd.DataFrame(dict(repeat=i, eigenvalue=t, weight=w)) for i,(t,w) in enumerate(found)], ignore_index=True)
+    return pd.concat([pd.DataFrame(dict(repeat=i, eigenvalue=t, weight=w)) for i, (t, w) in enumerate(found)], ignore_index=True)
 
 # %% ../nbs/25_flatness.ipynb #52e1c22c
-def plot_spectrum(df:pd.DataFrame, # From `spectral_density`
-                  by:str='method', # A line for each value of this column
-                  width:float=.01, # Of the bumps, relative to the range of all eigenvalues
-                  ax=None # Where to draw
-                 ): # Axes
+def plot_spectrum(df: pd.DataFrame,  # From `spectral_density`
+                  by: str = 'method',  # A line for each value of this column
+                  width: float = .01,  # Of the bumps, relative to the range of all eigenvalues
+                  ax=None  # Where to draw
+                 ):  # Axes
     "Density of the eigenvalues, each node a Gaussian bump, on a logarithmic scale"
-    ax,lo,hi = _axes(ax),df.eigenvalue.min(),df.eigenvalue.max()
-    s = check_number('width', width, 0, lo_open=True)*((hi-lo) or 1)
-    t = np.linspace(lo-5*s, hi+5*s, 500)
-    for k,g in _groups(df, by):
-        bumps = np.exp(-.5*((t[:,None]-g.eigenvalue.to_numpy())/s)**2)/s/math.sqrt(2*math.pi)
-        ax.plot(t, bumps@g.weight.to_numpy()/g.weight.sum(), label=k)
+    ax, lo, hi = _axes(ax), df.eigenvalue.min(), df.eigenvalue.max()
+    s = check_number('width', width, 0, lo_open=True) * ((hi - lo) or 1)
+    t = np.linspace(lo - 5 * s, hi + 5 * s, 500)
+    for k, g in _groups(df, by):
+        bumps = np.exp(-.5 * ((t[:, None] - g.eigenvalue.to_numpy()) / s)**2) / s / math.sqrt(2 * math.pi)
+        ax.plot(t, bumps @ g.weight.to_numpy() / g.weight.sum(), label=k)
     ax.set(xlabel='eigenvalue', ylabel='density', yscale='log')
     ax.set_ylim(bottom=max(1e-8, ax.get_ylim()[0]))
     if ax.get_legend_handles_labels()[1]: ax.legend(frameon=False)
     return ax
 
 # %% ../nbs/25_flatness.ipynb #1fd0b76f
-def filter_direction(model:nn.Module,
-                     seed:int|Streams=0, # Drawn from the `noise` stream
-                     parameters:str='weights' # One of `PARAMETERS`
-                    )->dict[str,Tensor]: # Parameter and direction
+def filter_direction(model: nn.Module,
+                     seed: int | Streams = 0,  # Drawn from the `noise` stream
+                     parameters: str = 'weights'  # One of `PARAMETERS`
+                    ) -> dict[str, Tensor]:  # Parameter and direction
     "A random direction, each of its filters as long as the model's"
     ps = chosen(model, parameters)
     ds = _gauss(ps, seed if isinstance(seed, Streams) else Streams(seed))
-    def norm(t): return t.detach().float().flatten(1 if t.ndim>1 else 0).norm(dim=-1).reshape(-1, *[1]*(t.ndim-1)) if t.ndim else t.detach().float().abs()
-    return {n:(d*norm(ps[n])/norm(d).clamp_min(1e-30)).to(ps[n].dtype) for n,d in ds.items()}
+    def norm(t): return t.detach().float().flatten(1 if t.ndim > 1 else 0).norm(dim=-1).reshape(-1, *[1] * (t.ndim - 1)) if t.ndim else t.detach().float().abs()
+    return {n: (d * norm(ps[n]) / norm(d).clamp_min(1e-30)).to(ps[n].dtype) for n, d in ds.items()}
 
-def between(a:nn.Module, # At t=0
-            b:nn.Module # At t=1
-           )->dict[str,Tensor]: # Direction, of all parameters and of buffers such as running means
+def between(a: nn.Module,  # At t=0
+            b: nn.Module  # At t=1
+           ) -> dict[str, Tensor]:  # Direction, of all parameters and of buffers such as running means
     "The direction from one model to another of the same shape"
-    x,y = _tensors(a),_tensors(b)
-    other = sorted(n for n in x.keys()|y.keys() if n not in x or n not in y or x[n].shape!=y[n].shape)
+    x, y = _tensors(a), _tensors(b)
+    other = sorted(n for n in x.keys() | y.keys() if n not in x or n not in y or x[n].shape != y[n].shape)
     if other: raise ReinitError(f'b: {", ".join(other[:3])} {"is" if len(other)==1 else "are"} not in both models with the same shape: give two of the same shape (norms that LW has put in can be folded, or added to the other)')
-    return {n:(y[n].to(x[n].device)-x[n]).detach() for n in x}
+    return {n: (y[n].to(x[n].device) - x[n]).detach() for n in x}
 
 def _tensors(model):
     "Floating parameters and buffers by name, each once"
-    return {n:t for n,t in (*model.named_parameters(), *model.named_buffers()) if t.is_floating_point()}
+    return {n: t for n, t in (*model.named_parameters(), *model.named_buffers()) if t.is_floating_point()}
 
 # %% ../nbs/25_flatness.ipynb #7be076b8
 def _checked(model, direction, arg='direction'):
     "`direction` on the model's device, if its names and shapes are those of the model"
     ts = _tensors(model)
     if not isinstance(direction, dict) or not direction: raise ReinitError(f'{arg} should be a dict of names and tensors, as filter_direction and between give it')
-    for n,d in direction.items():
+    for n, d in direction.items():
         check_choice(f'{arg} name', n, ts)
-        if d.shape!=ts[n].shape: raise ReinitError(f'{arg}: {n} has shape {tuple(d.shape)}, and should have {tuple(ts[n].shape)}')
+        if d.shape != ts[n].shape: raise ReinitError(f'{arg}: {n} has shape {tuple(d.shape)}, and should have {tuple(ts[n].shape)}')
         if not d.isfinite().all(): raise ReinitError(f'{arg}: {n} is not finite')
-    return {n:d.detach().to(ts[n].device) for n,d in direction.items()}
+    return {n: d.detach().to(ts[n].device) for n, d in direction.items()}
 
-def slice_1d(model:nn.Module, # Any model
-             data, # As in `batches`
-             direction:dict|None=None, # As from `filter_direction` (the default, with `seed`) or `between`
-             at:Iterable[float]=tuple(np.linspace(-1, 1, 21).tolist()), # Steps t along the direction
-             loss:Callable|None=None, # As in `evaluate`
-             seed:int=0 # Of the random direction
-            )->pd.DataFrame: # Columns t, loss, accuracy
+def slice_1d(model: nn.Module,  # Any model
+             data,  # As in `batches`
+             direction: dict | None = None,  # As from `filter_direction` (the default, with `seed`) or `between`
+             at: Iterable[float] = tuple(np.linspace(-1, 1, 21).tolist()),  # Steps t along the direction
+             loss: Callable | None = None,  # As in `evaluate`
+             seed: int = 0  # Of the random direction
+            ) -> pd.DataFrame:  # Columns t, loss, accuracy
     "Loss and accuracy along a line through the model"
-    at,rows = _numbers('at', at),[]
+    at, rows = _numbers('at', at), []
     with untouched(model):
         d = _checked(model, filter_direction(model, Streams(seed).fork('x')) if direction is None else direction)
-        r,ts = _Risk(model, data, loss),_tensors(model)
-        base = {n:ts[n].clone() for n in d}
+        r, ts = _Risk(model, data, loss), _tensors(model)
+        base = {n: ts[n].clone() for n in d}
         for t in at:
             _put(ts, base, t, d)
             rows.append((t, *r()))
-    return pd.DataFrame(rows, columns=['t','loss','accuracy'])
+    return pd.DataFrame(rows, columns=['t', 'loss', 'accuracy'])
 
 # %% ../nbs/25_flatness.ipynb #b64e2d9d
-def slice_2d(model:nn.Module, # Any model
-             data, # As in `batches`
-             directions:tuple|None=None, # Two, as in `slice_1d`; default: random, with `seed`
-             at:Iterable[float]=tuple(np.linspace(-1, 1, 11).tolist()), # Steps along the first
-             at_y:Iterable[float]|None=None, # Steps along the second; default: as along the first
-             loss:Callable|None=None, # As in `evaluate`
-             seed:int=0 # Of random directions
-            )->pd.DataFrame: # Columns x, y, loss, accuracy
+def slice_2d(model: nn.Module,  # Any model
+             data,  # As in `batches`
+             directions: tuple | None = None,  # Two, as in `slice_1d`; default: random, with `seed`
+             at: Iterable[float] = tuple(np.linspace(-1, 1, 11).tolist()),  # Steps along the first
+             at_y: Iterable[float] | None = None,  # Steps along the second; default: as along the first
+             loss: Callable | None = None,  # As in `evaluate`
+             seed: int = 0  # Of random directions
+            ) -> pd.DataFrame:  # Columns x, y, loss, accuracy
     "Loss and accuracy in a plane through the model"
-    at,at_y,rows = _numbers('at', at),_numbers('at_y', at if at_y is None else at_y),[]
+    at, at_y, rows = _numbers('at', at), _numbers('at_y', at if at_y is None else at_y), []
     with untouched(model):
         if directions is None: directions = [filter_direction(model, Streams(seed).fork(k)) for k in 'xy']
-        if len(directions)!=2: raise ReinitError(f'directions: {len(directions)} were given, and should be two')
-        dx,dy = (_checked(model, d, 'directions') for d in directions)
-        dx,dy = ({n:d.get(n, torch.zeros_like(o)) for n,o in (dx|dy).items()} for d in (dx,dy))
-        r,ts = _Risk(model, data, loss),_tensors(model)
-        base = {n:ts[n].clone() for n in dx}
+        if len(directions) != 2: raise ReinitError(f'directions: {len(directions)} were given, and should be two')
+        dx, dy = (_checked(model, d, 'directions') for d in directions)
+        dx, dy = ({n: d.get(n, torch.zeros_like(o)) for n, o in (dx | dy).items()} for d in (dx, dy))
+        r, ts = _Risk(model, data, loss), _tensors(model)
+        base = {n: ts[n].clone() for n in dx}
         for a in at:
             for b in at_y:
                 _put(ts, base, a, dx, b, dy)
                 rows.append((a, b, *r()))
-    return pd.DataFrame(rows, columns=['x','y','loss','accuracy'])
+    return pd.DataFrame(rows, columns=['x', 'y', 'loss', 'accuracy'])
 
 # %% ../nbs/25_flatness.ipynb #5a35a06f
-def plot_slice(df:pd.DataFrame, # From `slice_1d`
-               y:str='loss', # Or `accuracy`
-               by:str='method', # A line for each value of this column
-               ax=None # Where to draw
-              ): # Axes
+def plot_slice(df: pd.DataFrame,  # From `slice_1d`
+               y: str = 'loss',  # Or `accuracy`
+               by: str = 'method',  # A line for each value of this column
+               ax=None  # Where to draw
+              ):  # Axes
     "Loss along a line"
     ax = _axes(ax)
-    for k,g in _groups(df, by): ax.plot(g.t, g[check_choice('y', y, ['loss','accuracy'])], label=k)
+    for k, g in _groups(df, by): ax.plot(g.t, g[check_choice('y', y, ['loss', 'accuracy'])], label=k)
     ax.set(xlabel='t', ylabel=y)
     if ax.get_legend_handles_labels()[1]: ax.legend(frameon=False)
     return ax
 
-def plot_surface(df:pd.DataFrame, # From `slice_2d`, of one model
-                 z:str='loss', # Or `accuracy`
-                 levels=12, # Contours: how many, or where; the same for two models makes them comparable
-                 ax=None # Where to draw
-                ): # Axes
+def plot_surface(df: pd.DataFrame,  # From `slice_2d`, of one model
+                 z: str = 'loss',  # Or `accuracy`
+                 levels=12,  # Contours: how many, or where; the same for two models makes them comparable
+                 ax=None  # Where to draw
+                ):  # Axes
     "Loss in a plane, as contours"
-    ax = _axes(ax, (3.5,3))
-    t = df.pivot(index='y', columns='x', values=check_choice('z', z, ['loss','accuracy']))
-    if min(t.shape)<2: raise ReinitError(f'df: contours need two steps or more in each direction, and there are {t.shape[1]} and {t.shape[0]}')
+    ax = _axes(ax, (3.5, 3))
+    t = df.pivot(index='y', columns='x', values=check_choice('z', z, ['loss', 'accuracy']))
+    if min(t.shape) < 2: raise ReinitError(f'df: contours need two steps or more in each direction, and there are {t.shape[1]} and {t.shape[0]}')
     lines = ax.contour(t.columns, t.index, t, levels=levels, linewidths=.9)
     ax.clabel(lines, fontsize=6)
     ax.plot(0, 0, 'k.', ms=4)

@@ -9,47 +9,56 @@ __all__ = ['OF', 'BN', 'OPT_STATES', 'positions', 'weight_layers', 'frozen_layer
            'Store', 'CachedPrefixCallback', 'cached_prefix']
 
 # %% ../nbs/20_freezing.ipynb #abfc8564
-import copy,hashlib,math,numbers,os,random,shutil,tempfile
+import copy
+import hashlib
+import math
+import numbers
+import os
+import random
+import shutil
+import tempfile
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable,Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MethodType
+
 import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
-from fastai.learner import CastToTensor,Learner
+from fastai.learner import CastToTensor, Learner
 from fastai.torch_core import to_device
-from fastcore.basics import chunked,patch,store_attr
+from fastcore.basics import chunked, patch, store_attr
 from fastcore.meta import delegates
-from torch import Tensor,nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from .blocks import blocks,select
-from .core import ReinitError,Streams,check_choice,check_number,nearest
-from .models import POSITIONS,reservoirs
+
+from .blocks import blocks, select
+from .core import ReinitError, Streams, check_choice, check_number, nearest
+from .models import POSITIONS, reservoirs
 
 # %% ../nbs/20_freezing.ipynb #5d95b173
-def positions(K:int, # Layers
-              position:str, # One of `models.POSITIONS`
-              n:int|None=None # How many; default: a third of them
-             )->list[int]: # Counted from 0
+def positions(K: int,  # Layers
+              position: str,  # One of `models.POSITIONS`
+              n: int | None = None  # How many; default: a third of them
+             ) -> list[int]:  # Counted from 0
     "Which `n` of `K` layers a `position` means"
-    check_number('K', K, 1, integer=True); check_choice('position', position, POSITIONS)
-    n = max(1, round(K/3)) if n is None else check_number('n', n, 1, K, integer=True)
-    if position=='alternating': return [(2*j+1)*K//(2*n) for j in range(n)]
-    start = {'front':0, 'middle':(K-n)//2, 'back':K-n}[position]
-    return list(range(start, start+n))
+    check_number('K', K, 1, integer=True)
+    check_choice('position', position, POSITIONS)
+    n = max(1, round(K / 3)) if n is None else check_number('n', n, 1, K, integer=True)
+    if position == 'alternating': return [(2 * j + 1) * K // (2 * n) for j in range(n)]
+    start = {'front': 0, 'middle': (K - n) // 2, 'back': K - n}[position]
+    return list(range(start, start + n))
 
 # %% ../nbs/20_freezing.ipynb #e9738255
-OF = ('layers','blocks','reservoirs')
+OF = ('layers', 'blocks', 'reservoirs')
 
-def weight_layers(model:nn.Module)->list[str]: # In the order of the model
+def weight_layers(model: nn.Module) -> list[str]:  # In the order of the model
     "Names of the modules that own a weight of two dimensions or more"
-    return [n for n,m in model.named_modules() if n and any(p is not None and p.ndim>1 for p in m._parameters.values())]
+    return [n for n, m in model.named_modules() if n and any(p is not None and p.ndim > 1 for p in m._parameters.values())]
 
 def _below(model, name):
     "The parameters of a module, as objects: one that is tied has two names"
@@ -57,13 +66,13 @@ def _below(model, name):
 
 def _counted(model, of, head):
     "Name → parameters, of everything that positions count"
-    if check_choice('of', of, OF)=='blocks':
+    if check_choice('of', of, OF) == 'blocks':
         b = blocks(model)
-        return {part.name:list(b.params(part.name).values()) for part in (b.parts if head else b)}
-    names = reservoirs(model) if of=='reservoirs' else weight_layers(model)
-    if of=='layers' and not head: names = names[:-1]
+        return {part.name: list(b.params(part.name).values()) for part in (b.parts if head else b)}
+    names = reservoirs(model) if of == 'reservoirs' else weight_layers(model)
+    if of == 'layers' and not head: names = names[:-1]
     if not names: raise ReinitError(f'of={of!r}: {type(model).__name__} has no {"reservoirs" if of=="reservoirs" else "two layers with weights"}')
-    return {n:_below(model, n) for n in names}
+    return {n: _below(model, n) for n in names}
 
 # %% ../nbs/20_freezing.ipynb #d574af8e
 def _named(model, layers):
@@ -72,131 +81,132 @@ def _named(model, layers):
     found = {}
     for s in specs:
         names = select(model, s)
-        here = {n:ps for n in names if (ps := _below(model, n))}
+        here = {n: ps for n in names if (ps := _below(model, n))}
         if not here: raise ReinitError(f'layers={s!r}: {names[0]!r} ({type(model.get_submodule(names[0])).__name__}) has no parameters, so there is nothing to freeze')
         found |= here
     if not found: raise ReinitError(f'layers={layers!r} names nothing: give names, a glob, or leave it out and give a position')
-    return {n:found[n] for n,_ in model.named_modules(remove_duplicate=False) if n in found}   # in the order of the model
+    return {n: found[n] for n, _ in model.named_modules(remove_duplicate=False) if n in found}   # in the order of the model
 
 # %% ../nbs/20_freezing.ipynb #ee28bd9d
-def frozen_layers(model:nn.Module,
-                  layers:str|Iterable[str]|Callable|None=None, # Names, a glob, a regular expression, or `f(name, module)->bool`
-                  position:str|None=None, # One of `models.POSITIONS`, among `layers` or all that `of` counts; default: all
-                  n:int|None=None, # How many at that position; default: a third
-                  of:str='layers', # What positions count: `layers`, `blocks` or `reservoirs`
-                  head:bool=False # Count the last layer, too?
-                 )->dict[str,list]: # Name and parameters
+def frozen_layers(model: nn.Module,
+                  layers: str | Iterable[str] | Callable | None = None,  # Names, a glob, a regular expression, or `f(name, module)->bool`
+                  position: str | None = None,  # One of `models.POSITIONS`, among `layers` or all that `of` counts; default: all
+                  n: int | None = None,  # How many at that position; default: a third
+                  of: str = 'layers',  # What positions count: `layers`, `blocks` or `reservoirs`
+                  head: bool = False  # Count the last layer, too?
+                 ) -> dict[str, list]:  # Name and parameters
     "The layers that these arguments mean"
-    if layers is not None and of!='layers': raise ReinitError(f'layers={layers!r} and of={of!r}: give one of the two')
-    if layers is None and position is None and of=='layers': raise ReinitError(f'nothing is said about what to freeze: give layers, a position ({", ".join(POSITIONS)}), or of="reservoirs"')
+    if layers is not None and of != 'layers': raise ReinitError(f'layers={layers!r} and of={of!r}: give one of the two')
+    if layers is None and position is None and of == 'layers': raise ReinitError(f'nothing is said about what to freeze: give layers, a position ({", ".join(POSITIONS)}), or of="reservoirs"')
     if position is None and n is not None: raise ReinitError(f'n={n} counts layers at a position: give a position')
     found = _counted(model, of, head) if layers is None else _named(model, layers)
     if position is None: return found
     at = positions(len(found), position, n)
-    return {name:ps for i,(name,ps) in enumerate(found.items()) if i in at}
+    return {name: ps for i, (name, ps) in enumerate(found.items()) if i in at}
 
 # %% ../nbs/20_freezing.ipynb #f35b0236
 def _share_mask(p, share, name, seed):
     "A random mask with exactly its share of entries"
     mask = torch.zeros(p.numel(), dtype=torch.bool)
-    mask[torch.randperm(p.numel(), generator=Streams(seed).fork(name).mask)[:int(share*p.numel()+.5)]] = True
+    mask[torch.randperm(p.numel(), generator=Streams(seed).fork(name).mask)[:int(share * p.numel() + .5)]] = True
     return mask.view(p.shape).to(p.device)
 
 def _masks(model, chosen, share, bias, seed):
     "Name of a parameter → `True` or mask"
-    out,ids = {},{id(p) for ps in chosen.values() for p in ps}
-    for name,p in model.named_parameters():
+    out, ids = {}, {id(p) for ps in chosen.values() for p in ps}
+    for name, p in model.named_parameters():
         if id(p) not in ids: continue
-        if p.ndim<2: whole = share==1 if bias is None else bias
-        else: whole = share==1
+        if p.ndim < 2: whole = share == 1 if bias is None else bias
+        else: whole = share == 1
         if whole: out[name] = True
-        elif p.ndim>1 and (m := _share_mask(p, share, name, seed)).any(): out[name] = True if m.all() else m
+        elif p.ndim > 1 and (m := _share_mask(p, share, name, seed)).any(): out[name] = True if m.all() else m
     return out
 
 # %% ../nbs/20_freezing.ipynb #37eebf00
 @delegates(frozen_layers)
-def frozen_masks(model:nn.Module,
-                 layers=None, # As in `frozen_layers`
-                 share:float=1., # Of the entries of each weight
-                 bias:bool|None=None, # Freeze biases and scales of norms? Default: only with whole layers
-                 seed:int=0, # Of the random entries
+def frozen_masks(model: nn.Module,
+                 layers=None,  # As in `frozen_layers`
+                 share: float = 1.,  # Of the entries of each weight
+                 bias: bool | None = None,  # Freeze biases and scales of norms? Default: only with whole layers
+                 seed: int = 0,  # Of the random entries
                  **kwargs
-                )->dict[str,bool|Tensor]: # By name of a parameter: `True`, or a mask that is true where an entry is frozen
+                ) -> dict[str, bool | Tensor]:  # By name of a parameter: `True`, or a mask that is true where an entry is frozen
     "What stays as it is, parameter by parameter"
-    check_number('share', share, 0, 1); check_number('seed', seed, 0, integer=True)
-    if bias not in (None,True,False): raise ReinitError(f'bias={bias!r} should be True, False, or None (frozen with whole layers only)')
+    check_number('share', share, 0, 1)
+    check_number('seed', seed, 0, integer=True)
+    if bias not in (None, True, False): raise ReinitError(f'bias={bias!r} should be True, False, or None (frozen with whole layers only)')
     out = _masks(model, frozen_layers(model, layers, **kwargs), share, bias, seed)
-    if len(out)==len(list(model.named_parameters())) and all(m is True for m in out.values()):
+    if len(out) == len(list(model.named_parameters())) and all(m is True for m in out.values()):
         raise ReinitError(f'all parameters of {type(model).__name__} would be frozen, and nothing is left to train: freeze fewer layers')
     return out
 
 # %% ../nbs/20_freezing.ipynb #b59afccb
-def frozen_table(model:nn.Module,
-                 masks:dict # From `frozen_masks`
-                )->pd.DataFrame: # One row for each module that owns parameters
+def frozen_table(model: nn.Module,
+                 masks: dict  # From `frozen_masks`
+                ) -> pd.DataFrame:  # One row for each module that owns parameters
     "How many weights of each layer are frozen"
-    rows,ps = [],dict(model.named_parameters())
-    lost = set(masks)-set(ps)
+    rows, ps = [], dict(model.named_parameters())
+    lost = set(masks) - set(ps)
     if lost: raise ReinitError(f'masks name {sorted(lost)[0]!r}, which {type(model).__name__} does not have: they belong to another model')
-    for name,m in model.named_modules():
-        own = {k:p for k in m._parameters if (p := ps.get(f'{name}.{k}'.lstrip('.'))) is not None}
+    for name, m in model.named_modules():
+        own = {k: p for k in m._parameters if (p := ps.get(f'{name}.{k}'.lstrip('.'))) is not None}
         if not own: continue
         n = sum(p.numel() for p in own.values())
-        still = sum(_count(masks.get(f'{name}.{k}'.lstrip('.')), p) for k,p in own.items())
-        rows.append((name, type(m).__name__, n, still, still/n))
-    return pd.DataFrame(rows, columns=['layer','kind','weights','frozen','share'])
+        still = sum(_count(masks.get(f'{name}.{k}'.lstrip('.')), p) for k, p in own.items())
+        rows.append((name, type(m).__name__, n, still, still / n))
+    return pd.DataFrame(rows, columns=['layer', 'kind', 'weights', 'frozen', 'share'])
 
 def _count(m, p): return 0 if m is None else p.numel() if m is True else int(m.sum())
 
 # %% ../nbs/20_freezing.ipynb #dc01a474
-def check_schedule(schedule # Pairs `(when, what)`
-                  )->list[tuple]: # The same as a list
+def check_schedule(schedule  # Pairs `(when, what)`
+                  ) -> list[tuple]:  # The same as a list
     "A schedule that goes forward, or an error that says where it does not"
-    try: steps = [(when,what) for when,what in schedule]
-    except (TypeError,ValueError): raise ReinitError(f'schedule={schedule!r} should be pairs (when, what), such as [(0, "block1"), (5, None)]') from None
+    try: steps = [(when, what) for when, what in schedule]
+    except (TypeError, ValueError): raise ReinitError(f'schedule={schedule!r} should be pairs (when, what), such as [(0, "block1"), (5, None)]') from None
     if not steps: raise ReinitError('schedule=[] says nothing: give pairs (when, what)')
-    whens = [w for w,_ in steps]
+    whens = [w for w, _ in steps]
     whole = all(isinstance(w, numbers.Integral) for w in whens)
     if not whole and any(isinstance(w, numbers.Integral) and w for w in whens):
         raise ReinitError(f'schedule: {whens} mixes epochs (whole numbers) and shares of the training (fractions): use one of the two')
     for w in whens: check_number('schedule: when', w, 0, None if whole else 1, integer=whole)
-    for a,b in zip(whens, whens[1:]):
-        if b<=a: raise ReinitError(f'schedule: {b} comes after {a}: it should go forward')
+    for a, b in zip(whens, whens[1:]):
+        if b <= a: raise ReinitError(f'schedule: {b} comes after {a}: it should go forward')
     return steps
 
-def schedule_steps(schedule, # As in `check_schedule`
-                   n_epoch:int, # Epochs of the training
-                   n_iter:int # Batches of an epoch
-                  )->list[int]: # Batches before each change
+def schedule_steps(schedule,  # As in `check_schedule`
+                   n_epoch: int,  # Epochs of the training
+                   n_iter: int  # Batches of an epoch
+                  ) -> list[int]:  # Batches before each change
     "The batch at which each change happens"
-    whens = [w for w,_ in check_schedule(schedule)]
+    whens = [w for w, _ in check_schedule(schedule)]
     epochs = all(isinstance(w, numbers.Integral) for w in whens)
-    steps = [w*n_iter if epochs else int(w*n_epoch*n_iter+.5) for w in whens]
-    for w,s in zip(whens, steps):
-        if s>=n_epoch*n_iter: raise ReinitError(f'schedule: {w} is beyond the training of {n_epoch} epochs ({n_epoch*n_iter} batches): train longer, or change earlier')
+    steps = [w * n_iter if epochs else int(w * n_epoch * n_iter + .5) for w in whens]
+    for w, s in zip(whens, steps):
+        if s >= n_epoch * n_iter: raise ReinitError(f'schedule: {w} is beyond the training of {n_epoch} epochs ({n_epoch*n_iter} batches): train longer, or change earlier')
     return steps
 
 # %% ../nbs/20_freezing.ipynb #0f0829aa
 def _groups(model, of): return list(_counted(model, of, False))
 
-def gradual_unfreezing(model:nn.Module,
-                       of:str='blocks', # What is thawed one by one: `blocks`, `layers` or `reservoirs`
-                       end:float=1. # The share of the training after which all would be thawed, spread evenly
-                      )->list[tuple]: # A schedule
+def gradual_unfreezing(model: nn.Module,
+                       of: str = 'blocks',  # What is thawed one by one: `blocks`, `layers` or `reservoirs`
+                       end: float = 1.  # The share of the training after which all would be thawed, spread evenly
+                      ) -> list[tuple]:  # A schedule
     "Thaw from back to front"
-    names,end = _groups(model, of),check_number('end', end, 0, 1, lo_open=True)
-    return [(end*i/(len(names)+1), tuple(names[:len(names)-i]) or None) for i in range(len(names)+1)]
+    names, end = _groups(model, of), check_number('end', end, 0, 1, lo_open=True)
+    return [(end * i / (len(names) + 1), tuple(names[:len(names) - i]) or None) for i in range(len(names) + 1)]
 
-def freeze_out(model:nn.Module,
-               of:str='blocks', # What is frozen one by one
-               t0:float=.5, # When the first one is frozen, as a share of the training
-               cubed:bool=False # Cube the times?
-              )->list[tuple]: # A schedule
+def freeze_out(model: nn.Module,
+               of: str = 'blocks',  # What is frozen one by one
+               t0: float = .5,  # When the first one is frozen, as a share of the training
+               cubed: bool = False  # Cube the times?
+              ) -> list[tuple]:  # A schedule
     "Freeze from front to back"
-    names,t0 = _groups(model, of),check_number('t0', t0, 0, 1)
-    if t0==1: raise ReinitError('t0=1 is the end of the training: use less than 1')
-    at = [t0+(1-t0)*i/len(names) for i in range(len(names))]
-    return [(t**3 if cubed else t, tuple(names[:i+1])) for i,t in enumerate(at)]
+    names, t0 = _groups(model, of), check_number('t0', t0, 0, 1)
+    if t0 == 1: raise ReinitError('t0=1 is the end of the training: use less than 1')
+    at = [t0 + (1 - t0) * i / len(names) for i in range(len(names))]
+    return [(t**3 if cubed else t, tuple(names[:i + 1])) for i, t in enumerate(at)]
 
 # %% ../nbs/20_freezing.ipynb #65d677c9
 def _state(opt): return getattr(opt, 'opt', opt).state if opt is not None else {}
@@ -204,23 +214,23 @@ def _state(opt): return getattr(opt, 'opt', opt).state if opt is not None else {
 class _Held:
     "The frozen entries of one parameter, and of its part of the optimizer's state"
     def __init__(self, p, mask, opt=None):
-        self.p,self.mask,self.value = p,mask,p.detach().clone()
-        self.kept = {k:v.clone() for k,v in _state(opt).get(p, {}).items() if self.fits(v)}
-    def fits(self, v): return isinstance(v, Tensor) and v.shape==self.p.shape
+        self.p, self.mask, self.value = p, mask, p.detach().clone()
+        self.kept = {k: v.clone() for k, v in _state(opt).get(p, {}).items() if self.fits(v)}
+    def fits(self, v): return isinstance(v, Tensor) and v.shape == self.p.shape
     def drop_grad(self, *_):
         if self.p.grad is not None: self.p.grad.masked_fill_(self.mask, 0)
     def put_back(self, opt=None, *_):
         self.p.data.copy_(torch.where(self.mask, self.value, self.p.data))
-        for k,v in _state(opt).get(self.p, {}).items():
+        for k, v in _state(opt).get(self.p, {}).items():
             if self.fits(v): v.copy_(torch.where(self.mask, self.kept[k], v) if k in self.kept else v.masked_fill(self.mask, 0))
 
 # %% ../nbs/20_freezing.ipynb #22f71d58
-BN = {'eval':'frozen BatchNorm keeps its statistics, and uses them', 'train':'it uses those of each batch, and updates its own'}
+BN = {'eval': 'frozen BatchNorm keeps its statistics, and uses them', 'train': 'it uses those of each batch, and updates its own'}
 
 def _bn_of(model, whole):
     "BatchNorm layers that are frozen: by their own parameters or, if they have none, those around them"
-    mods,out = dict(model.named_modules()),[]
-    for n,m in mods.items():
+    mods, out = dict(model.named_modules()), []
+    for n, m in mods.items():
         if not isinstance(m, nn.modules.batchnorm._NormBase): continue
         while n and not (ps := list(mods[n].parameters())): n = n.rpartition('.')[0]
         if n and all(p in whole for p in ps): out.append(m)
@@ -229,14 +239,14 @@ def _bn_of(model, whole):
 def _whole(model, masks):
     "Parameters that are frozen as a whole, and masks of the others"
     ps = dict(model.named_parameters())
-    return {ps[n] for n,m in masks.items() if m is True},{ps[n]:m for n,m in masks.items() if m is not True}
+    return {ps[n] for n, m in masks.items() if m is True}, {ps[n]: m for n, m in masks.items() if m is not True}
 
 # %% ../nbs/20_freezing.ipynb #6589eab1
 @delegates(frozen_masks)
-def freeze_layers(model:nn.Module, layers=None, **kwargs)->list[str]: # Names of the parameters that are frozen now
+def freeze_layers(model: nn.Module, layers=None, **kwargs) -> list[str]:  # Names of the parameters that are frozen now
     "Freeze whole layers for good: no gradients are asked for"
     masks = frozen_masks(model, layers, **kwargs)
-    for n,m in masks.items():
+    for n, m in masks.items():
         if m is not True: raise ReinitError(f'share={kwargs.get("share")}: a parameter cannot be frozen in part for good: use frozen(model, …) or FrozenLayersCallback')
     for p in _whole(model, masks)[0]: p.grad = None; p.requires_grad_(False)
     return list(masks)
@@ -247,9 +257,9 @@ def _resting(m, *_): m.training = False
 @contextmanager
 def _frozen_model(model, masks, bn):
     "Hold what `masks` say in a loop of your own"
-    whole,partly = _whole(model, masks)
-    found,modes = {p:p.requires_grad for p in whole},{m:m.training for m in (_bn_of(model, whole) if bn=='eval' else [])}
-    held = [_Held(p, m) for p,m in partly.items()]
+    whole, partly = _whole(model, masks)
+    found, modes = {p: p.requires_grad for p in whole}, {m: m.training for m in (_bn_of(model, whole) if bn == 'eval' else [])}
+    held = [_Held(p, m) for p, m in partly.items()]
     hooks = [m.register_forward_pre_hook(_resting) for m in modes]
     hooks += [h.p.register_post_accumulate_grad_hook(h.drop_grad) for h in held if h.p.requires_grad]
     def after(opt, *_):
@@ -260,17 +270,17 @@ def _frozen_model(model, masks, bn):
         yield masks
     finally:
         for h in hooks: h.remove()
-        for p,r in found.items(): p.requires_grad_(r)
-        for m,t in modes.items(): m.training = t
+        for p, r in found.items(): p.requires_grad_(r)
+        for m, t in modes.items(): m.training = t
 
 # %% ../nbs/20_freezing.ipynb #424bcb13
 @contextmanager
 @delegates(frozen_masks, keep=True)
-def frozen(target:nn.Module|Learner, # A model, or a Learner
-           layers=None, # As in `frozen_layers`
-           bn:str='eval', # Statistics of frozen BatchNorm: `eval` keeps them, `train` lets them go on
+def frozen(target: nn.Module | Learner,  # A model, or a Learner
+           layers=None,  # As in `frozen_layers`
+           bn: str = 'eval',  # Statistics of frozen BatchNorm: `eval` keeps them, `train` lets them go on
            **kwargs
-          ): # Gives the masks, or the callback
+          ):  # Gives the masks, or the callback
     "Freeze layers for the time of a `with`"
     check_choice('bn', bn, BN)
     if isinstance(target, Learner):
@@ -281,219 +291,221 @@ def frozen(target:nn.Module|Learner, # A model, or a Learner
         with _frozen_model(target, frozen_masks(target, layers, **kwargs), bn) as masks: yield masks
 
 # %% ../nbs/20_freezing.ipynb #b66549cb
-OPT_STATES = {'zero':'a thawed weight begins with a new optimizer state', 'keep':'it goes on with the one it had when it was frozen'}
+OPT_STATES = {'zero': 'a thawed weight begins with a new optimizer state', 'keep': 'it goes on with the one it had when it was frozen'}
 
 class FrozenLayersCallback(Callback):
     "Freeze layers while training, from the start or on a schedule"
-    order,run_valid = CastToTensor.order+.4,False   # after gradients are accumulated, before they are clipped
+    order, run_valid = CastToTensor.order + .4, False   # after gradients are accumulated, before they are clipped
     @delegates(frozen_masks)
     def __init__(self,
-                 layers=None, # As in `frozen_layers`
-                 schedule=None, # Pairs `(when, what)` instead of `layers`; `share`, `bias` and `seed` hold for each
-                 bn:str='eval', # Statistics of frozen BatchNorm: `eval` keeps them, `train` lets them go on
-                 opt_state:str='zero', # What a thawed weight finds: one of `OPT_STATES`
+                 layers=None,  # As in `frozen_layers`
+                 schedule=None,  # Pairs `(when, what)` instead of `layers`; `share`, `bias` and `seed` hold for each
+                 bn: str = 'eval',  # Statistics of frozen BatchNorm: `eval` keeps them, `train` lets them go on
+                 opt_state: str = 'zero',  # What a thawed weight finds: one of `OPT_STATES`
                  **kwargs
                 ):
         store_attr('layers,schedule,bn,opt_state,kwargs')
-        check_choice('bn', bn, BN); check_choice('opt_state', opt_state, OPT_STATES)
-        known = ('position','n','of','head','share','bias','seed')
+        check_choice('bn', bn, BN)
+        check_choice('opt_state', opt_state, OPT_STATES)
+        known = ('position', 'n', 'of', 'head', 'share', 'bias', 'seed')
         for k in kwargs: check_choice('argument', k, known)
-        check_number('share', kwargs.get('share', 1.), 0, 1); check_choice('of', kwargs.get('of', 'layers'), OF)
+        check_number('share', kwargs.get('share', 1.), 0, 1)
+        check_choice('of', kwargs.get('of', 'layers'), OF)
         if kwargs.get('position') is not None: check_choice('position', kwargs['position'], POSITIONS)
         if schedule is not None:
             self.schedule = check_schedule(schedule)
-            if layers is not None or set(kwargs)-{'share','bias','seed'}: raise ReinitError('schedule says what is frozen: leave layers, position, n, of and head out, or write them into it as a dict')
+            if layers is not None or set(kwargs) - {'share', 'bias', 'seed'}: raise ReinitError('schedule says what is frozen: leave layers, position, n, of and head out, or write them into it as a dict')
         self.clear()
 
-    def clear(self): self.active,self.phase,self.still,self.held,self.found,self.modes,self.events = False,None,set(),{},{},{},[]
+    def clear(self): self.active, self.phase, self.still, self.held, self.found, self.modes, self.events = False, None, set(), {}, {}, {}, []
 
     def __setattr__(self, name, value):
-        if name=='learn' and value is None and self.__dict__.get('active'): self.release()   # also if a fit ends with an error
+        if name == 'learn' and value is None and self.__dict__.get('active'): self.release()   # also if a fit ends with an error
         object.__setattr__(self, name, value)
 
 # %% ../nbs/20_freezing.ipynb #b3853d97
 @patch
-def phases(self:FrozenLayersCallback, model:nn.Module)->list[tuple]: # Pairs of when and masks
+def phases(self: FrozenLayersCallback, model: nn.Module) -> list[tuple]:  # Pairs of when and masks
     "What is frozen from when on"
     if self.schedule is None: return [(0, frozen_masks(model, self.layers, **self.kwargs))]
     def masks(what):
-        if what is None or isinstance(what, (tuple,list)) and not what: return {}
+        if what is None or isinstance(what, (tuple, list)) and not what: return {}
         return frozen_masks(model, **{**self.kwargs, **what}) if isinstance(what, dict) else frozen_masks(model, what, **self.kwargs)
-    return [(when, masks(what)) for when,what in self.schedule]
+    return [(when, masks(what)) for when, what in self.schedule]
 
 @patch
-def plan(self:FrozenLayersCallback, model:nn.Module)->pd.DataFrame: # A row for each layer and step of the schedule
+def plan(self: FrozenLayersCallback, model: nn.Module) -> pd.DataFrame:  # A row for each layer and step of the schedule
     "What will be frozen, and how many weights that is"
     tables = []
-    for when,masks in self.phases(model):
-        resting = _bn_of(model, _whole(model, masks)[0]) if self.bn=='eval' else []
+    for when, masks in self.phases(model):
+        resting = _bn_of(model, _whole(model, masks)[0]) if self.bn == 'eval' else []
         t = frozen_table(model, masks)
         t['statistics'] = ['' if not isinstance(m := model.get_submodule(n), nn.modules.batchnorm._NormBase) else 'kept' if m in resting else 'updated' for n in t.layer]
-        tables.append(t.assign(start=when)[['start',*t.columns]])
+        tables.append(t.assign(start=when)[['start', *t.columns]])
     return pd.concat(tables, ignore_index=True)
 
 # %% ../nbs/20_freezing.ipynb #3e945501
-def plot_plan(df:pd.DataFrame, # From `plan`
-              end:float|None=None, # When the training ends; default: 1 for shares, one epoch after the last change otherwise
-              ax=None # Where to draw
-             ): # Axes
+def plot_plan(df: pd.DataFrame,  # From `plan`
+              end: float | None = None,  # When the training ends; default: 1 for shares, one epoch after the last change otherwise
+              ax=None  # Where to draw
+             ):  # Axes
     "A line for each layer, dark while it is frozen; the darker, the larger the share"
     import matplotlib.pyplot as plt
-    starts,layers = sorted(df.start.unique()),list(dict.fromkeys(df.layer))
-    if end is None: end = 1 if max(starts)<1 else max(starts)+1
-    if ax is None: ax = plt.subplots(figsize=(7,.6+.22*len(layers)), layout='constrained')[1]
+    starts, layers = sorted(df.start.unique()), list(dict.fromkeys(df.layer))
+    if end is None: end = 1 if max(starts) < 1 else max(starts) + 1
+    if ax is None: ax = plt.subplots(figsize=(7, .6 + .22 * len(layers)), layout='constrained')[1]
     for r in df.itertuples():
-        to = next((s for s in starts if s>r.start), end)
-        ax.barh(layers.index(r.layer), to-r.start, left=r.start, height=.8, color=plt.cm.Blues(r.share*.85) if r.frozen else '.93')
+        to = next((s for s in starts if s > r.start), end)
+        ax.barh(layers.index(r.layer), to - r.start, left=r.start, height=.8, color=plt.cm.Blues(r.share * .85) if r.frozen else '.93')
     n = df.drop_duplicates('layer').weights
-    ax.set_yticks(range(len(layers)), [f'{l}  {k:,}' for l,k in zip(layers, n)], fontsize=8)
+    ax.set_yticks(range(len(layers)), [f'{l}  {k:,}' for l, k in zip(layers, n)], fontsize=8)
     ax.invert_yaxis()
-    ax.set(xlim=(0,end), xlabel='share of the training' if end<=1 else 'epoch')
-    ax.set_title(' → '.join(f'{g.frozen.sum()/g.weights.sum():.0%}' for _,g in df.groupby('start'))[:90] + ' of the weights frozen', fontsize=9)
+    ax.set(xlim=(0, end), xlabel='share of the training' if end <= 1 else 'epoch')
+    ax.set_title(' → '.join(f'{g.frozen.sum()/g.weights.sum():.0%}' for _, g in df.groupby('start'))[:90] + ' of the weights frozen', fontsize=9)
     return ax
 
 # %% ../nbs/20_freezing.ipynb #e0728c13
 @patch
-def check(self:FrozenLayersCallback, model, phases):
+def check(self: FrozenLayersCallback, model, phases):
     "Can this be trained as planned?"
     trained = {p for pg in self.opt.param_lists for p in pg if p.requires_grad}
-    names = {p:n for n,p in model.named_parameters()}
+    names = {p: n for n, p in model.named_parameters()}
     before = set()
-    for when,masks in phases:
+    for when, masks in phases:
         whole = _whole(model, masks)[0]
-        if not trained-whole: raise ReinitError(f'nothing is left to train from {when} on: freeze fewer layers'
+        if not trained - whole: raise ReinitError(f'nothing is left to train from {when} on: freeze fewer layers'
                                                 + ('' if any(p.requires_grad for p in model.parameters()) else ', or call learn.unfreeze() first'))
-        for p in before-whole-trained:
+        for p in before - whole - trained:
             raise ReinitError(f'schedule: {names[p]} should be trained from {when} on, but it is frozen otherwise (requires_grad is False) or not in the optimizer: '
                               'call learn.unfreeze(), or make the Learner and its optimizer (learn.create_opt()) before freezing')
         before = whole
 
 @patch
-def before_fit(self:FrozenLayersCallback):
+def before_fit(self: FrozenLayersCallback):
     if self.learn.lock.locked(): return   # only a validation
     if self.active: self.release()
-    model,finding = self.model,hasattr(self.learn, 'lr_finder')
+    model, finding = self.model, hasattr(self.learn, 'lr_finder')
     phases = self.phases(model)
-    if finding: phases = [(w,m) for w,m in phases if w==0][:1]   # a rate is looked for as the training begins
+    if finding: phases = [(w, m) for w, m in phases if w == 0][:1]   # a rate is looked for as the training begins
     steps = schedule_steps(phases, self.n_epoch, len(self.dls.train)) if phases else []
     self.check(model, phases)
     self.clear()
-    self.active,self.at = True,steps
-    self.masks = [{}]+[m for _,m in phases]
-    self.found = {p:p.requires_grad for p in model.parameters()}
+    self.active, self.at = True, steps
+    self.masks = [{}] + [m for _, m in phases]
+    self.found = {p: p.requires_grad for p in model.parameters()}
     self.go(bisect_right(steps, 0))
 
 # %% ../nbs/20_freezing.ipynb #769f6f05
 @patch
-def go(self:FrozenLayersCallback, k:int):
+def go(self: FrozenLayersCallback, k: int):
     "Enter phase `k`"
-    model,opt = self.model,self.opt
-    whole,partly = _whole(model, self.masks[k])
-    old = {p:True for p in self.still} | {p:h.mask for p,h in self.held.items()}
-    for p,m in old.items(): self.thaw(p, m, True if p in whole else partly.get(p))
+    model, opt = self.model, self.opt
+    whole, partly = _whole(model, self.masks[k])
+    old = {p: True for p in self.still} | {p: h.mask for p, h in self.held.items()}
+    for p, m in old.items(): self.thaw(p, m, True if p in whole else partly.get(p))
     for p in whole: p.grad = None; p.requires_grad_(False)
-    self.held = {p:_Held(p, m, opt) for p,m in partly.items() if p.requires_grad}
-    self.still,self.phase = whole,k
+    self.held = {p: _Held(p, m, opt) for p, m in partly.items() if p.requires_grad}
+    self.still, self.phase = whole, k
     _sync_slow(opt, whole)
     self.rest()
-    self.events.append(dict(step=0 if len(self.at)<k or not k else self.at[k-1], frozen=sum(_count(m, p) for n,p in model.named_parameters() if (m := self.masks[k].get(n)) is not None),
+    self.events.append(dict(step=0 if len(self.at) < k or not k else self.at[k - 1], frozen=sum(_count(m, p) for n, p in model.named_parameters() if (m := self.masks[k].get(n)) is not None),
                             weights=sum(p.numel() for p in model.parameters())))
 
 def _sync_slow(opt, still):
     "Lookahead would pull frozen weights towards its own, older ones"
-    for slow,fast in zip(getattr(opt, 'slow_weights', None) or (), opt.param_lists):
-        for s,f in zip(slow, fast):
+    for slow, fast in zip(getattr(opt, 'slow_weights', None) or (), opt.param_lists):
+        for s, f in zip(slow, fast):
             if f in still: s.data.copy_(f.data)
 
 @patch
-def thaw(self:FrozenLayersCallback, p, old, new):
+def thaw(self: FrozenLayersCallback, p, old, new):
     "Let go what is frozen in `old` and not in `new` (`True`, a mask or `None`)"
     if new is True: return
     if old is True: p.requires_grad_(self.found[p])
-    if self.opt_state=='keep' or not (state := _state(self.opt).get(p)): return
-    if old is True and new is None: _state(self.opt)[p] = {k:v for k,v in state.items() if k in ('force_train','do_wd')}; return   # these are choices, not state
+    if self.opt_state == 'keep' or not (state := _state(self.opt).get(p)): return
+    if old is True and new is None: _state(self.opt)[p] = {k: v for k, v in state.items() if k in ('force_train', 'do_wd')}; return   # these are choices, not state
     free = torch.ones_like(p, dtype=torch.bool) if old is True else old.clone()
     if new is not None: free &= ~new
     for v in state.values():
-        if isinstance(v, Tensor) and v.shape==p.shape: v.masked_fill_(free, 0)
+        if isinstance(v, Tensor) and v.shape == p.shape: v.masked_fill_(free, 0)
 
 # %% ../nbs/20_freezing.ipynb #865fcab3
 @patch
-def rest(self:FrozenLayersCallback):
+def rest(self: FrozenLayersCallback):
     "Put frozen BatchNorm to rest, and wake what was only resting for us"
-    now = _bn_of(self.model, self.still) if self.bn=='eval' and self.model.training else []
-    for m,t in self.modes.items():
+    now = _bn_of(self.model, self.still) if self.bn == 'eval' and self.model.training else []
+    for m, t in self.modes.items():
         if m not in now: m.training = t and self.model.training
-    self.modes = {m:self.modes.get(m, m.training) for m in now}
+    self.modes = {m: self.modes.get(m, m.training) for m in now}
     for m in now: m.training = False
 
 @patch
-def before_train(self:FrozenLayersCallback):
+def before_train(self: FrozenLayersCallback):
     self.modes = {}   # `model.train()` has woken all
     self.rest()
 
 @patch
-def after_train(self:FrozenLayersCallback):
-    for m,t in self.modes.items(): m.training = t
+def after_train(self: FrozenLayersCallback):
+    for m, t in self.modes.items(): m.training = t
     self.modes = {}
 
 @patch
-def before_batch(self:FrozenLayersCallback):
-    k = bisect_right(self.at, self.epoch*self.n_iter+self.iter)
-    if k!=self.phase: self.go(k)
+def before_batch(self: FrozenLayersCallback):
+    k = bisect_right(self.at, self.epoch * self.n_iter + self.iter)
+    if k != self.phase: self.go(k)
     for p in self.still:
         if p.requires_grad: p.requires_grad_(False); p.grad = None   # somebody has called `learn.unfreeze()` on the way
 
 @patch
-def before_step(self:FrozenLayersCallback):
+def before_step(self: FrozenLayersCallback):
     for p in self.still: p.grad = None
     for h in self.held.values(): h.drop_grad()
 
 @patch
-def after_step(self:FrozenLayersCallback):
+def after_step(self: FrozenLayersCallback):
     for h in self.held.values(): h.put_back(self.opt)
 
 # %% ../nbs/20_freezing.ipynb #7eee4441
 @patch
-def release(self:FrozenLayersCallback):
+def release(self: FrozenLayersCallback):
     "Everything is as it was found, but for what was trained"
     FrozenLayersCallback.after_train(self)
-    for p,r in self.found.items(): p.requires_grad_(r)
-    self.active,self.still,self.held,self.found = False,set(),{},{}
+    for p, r in self.found.items(): p.requires_grad_(r)
+    self.active, self.still, self.held, self.found = False, set(), {}, {}
 
 @patch
-def after_fit(self:FrozenLayersCallback):
+def after_fit(self: FrozenLayersCallback):
     if self.active and not self.learn.lock.locked(): self.release()
 
 @patch(as_prop=True)
-def log(self:FrozenLayersCallback)->pd.DataFrame: # One row for each change
+def log(self: FrozenLayersCallback) -> pd.DataFrame:  # One row for each change
     "What was frozen in the last fit"
-    return pd.DataFrame(self.events, columns=['step','frozen','weights']).drop_duplicates('step', keep='last', ignore_index=True)
+    return pd.DataFrame(self.events, columns=['step', 'frozen', 'weights']).drop_duplicates('step', keep='last', ignore_index=True)
 
 # %% ../nbs/20_freezing.ipynb #6b55d8a0
-def training_work(model:nn.Module,
-                  x:Tensor, # A batch
-                  masks:dict|None=None # From `frozen_masks`; what does not ask for gradients is frozen anyway
-                 )->pd.DataFrame: # One row: multiply-adds forward and backward
+def training_work(model: nn.Module,
+                  x: Tensor,  # A batch
+                  masks: dict | None = None  # From `frozen_masks`; what does not ask for gradients is frozen anyway
+                 ) -> pd.DataFrame:  # One row: multiply-adds forward and backward
     "Count the multiply-adds of one step; the model stays as it is"
     net = copy.deepcopy(model)
     for p in _whole(net, masks or {})[0]: p.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]),torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         with FlopCounterMode(display=False) as f: out = net(x)
         if not out.requires_grad: raise ReinitError('nothing is trained, so there is no backward pass: freeze fewer layers')
         with FlopCounterMode(display=False) as b: out.sum().backward()
-    return pd.DataFrame([dict(forward=f.get_total_flops()//2, backward=b.get_total_flops()//2)])
+    return pd.DataFrame([dict(forward=f.get_total_flops() // 2, backward=b.get_total_flops() // 2)])
 
 # %% ../nbs/20_freezing.ipynb #3b3fb609
 def _tensors(o):
     "All tensors in nested tuples, lists and dicts"
     if isinstance(o, Tensor): return [o]
     if isinstance(o, dict): o = o.values()
-    return [t for x in o for t in _tensors(x)] if isinstance(o, (tuple,list)) or not isinstance(o, (str,bytes)) and hasattr(o, '__iter__') and not isinstance(o, torch.Size) else []
+    return [t for x in o for t in _tensors(x)] if isinstance(o, (tuple, list)) or not isinstance(o, (str, bytes)) and hasattr(o, '__iter__') and not isinstance(o, torch.Size) else []
 
 class _Watch(TorchDispatchMode):
     "Notes what every operation takes and gives"
-    def __init__(self): super().__init__(); self.events,self.alive = [],[]
+    def __init__(self): super().__init__(); self.events, self.alive = [], []
     def ids(self, o):
         ts = _tensors(o)
         self.alive += ts   # an id is good only as long as its owner lives
@@ -508,23 +520,24 @@ class _Watch(TorchDispatchMode):
 @contextmanager
 def _untouched(model):
     "Buffers, modes and global generators come back as they were"
-    old = [(b, b.clone()) for b in model.buffers()],{m:m.training for m in model.modules()},random.getstate(),np.random.get_state()
+    old = [(b, b.clone()) for b in model.buffers()], {m: m.training for m in model.modules()}, random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []): yield
     finally:
-        for b,v in old[0]:
+        for b, v in old[0]:
             if not torch.equal(b, v): b.data.copy_(v)
-        for m,t in old[1].items(): m.training = t
-        random.setstate(old[2]); np.random.set_state(old[3])
+        for m, t in old[1].items(): m.training = t
+        random.setstate(old[2])
+        np.random.set_state(old[3])
 
 def _watch(model, x):
     "Run a batch, in the modes that the modules are in, and note everything"
-    watch,hooks = _Watch(),[]
-    for n,m in model.named_modules():
-        hooks.append(m.register_forward_pre_hook(lambda m,a,k,n=n: watch.note('in', n, (a, k)), with_kwargs=True))
-        hooks.append(m.register_forward_hook(lambda m,a,o,n=n: watch.note('out', n, (), o)))
+    watch, hooks = _Watch(), []
+    for n, m in model.named_modules():
+        hooks.append(m.register_forward_pre_hook(lambda m, a, k, n=n: watch.note('in', n, (a, k)), with_kwargs=True))
+        hooks.append(m.register_forward_hook(lambda m, a, o, n=n: watch.note('out', n, (), o)))
     try:
-        with _untouched(model),torch.no_grad(),watch: model(x)
+        with _untouched(model), torch.no_grad(), watch: model(x)
     finally:
         for h in hooks: h.remove()
     return watch
@@ -532,37 +545,38 @@ def _watch(model, x):
 # %% ../nbs/20_freezing.ipynb #bea4bd43
 def _calls(events):
     "Calls of modules as (begin, end, name)"
-    stack,calls = [],[]
-    for i,(kind,name,*_) in enumerate(events):
-        if kind=='in': stack.append(i)
-        elif kind=='out': calls.append((stack.pop(), i, name))
+    stack, calls = [], []
+    for i, (kind, name, *_) in enumerate(events):
+        if kind == 'in': stack.append(i)
+        elif kind == 'out': calls.append((stack.pop(), i, name))
     return calls
 
 def _chain_to(events, calls, end, x):
     "The outermost calls up to event `end`, if each takes just the output of the one before and nothing happens between; else `None`"
-    chain,i,has = [],0,x
-    for b,e,name in sorted((c for c in calls if c[1]<=end), key=lambda c: (c[0],-c[1])):
-        if b<i: continue   # inside of the last one
-        if any(ev[0]=='op' for ev in events[i:b]) or events[b][2]!=[has] or len(events[e][3])!=1: return None
-        chain,i,has = [*chain,name],e+1,events[e][3][0]
-    return chain if i==end+1 else None
+    chain, i, has = [], 0, x
+    for b, e, name in sorted((c for c in calls if c[1] <= end), key=lambda c: (c[0], -c[1])):
+        if b < i: continue   # inside of the last one
+        if any(ev[0] == 'op' for ev in events[i:b]) or events[b][2] != [has] or len(events[e][3]) != 1: return None
+        chain, i, has = [*chain, name], e + 1, events[e][3][0]
+    return chain if i == end + 1 else None
 
 def _alone(events, end):
     "Is the output at event `end` all that later operations use of what was before?"
     v = events[end][3][0]
-    before = {t for ev in events[:end+1] for t in (*ev[3], *(events[0][2]))} - {v}
-    return not any(t in before for ev in events[end+1:] if ev[0]=='op' for t in ev[2])
+    before = {t for ev in events[:end + 1] for t in (*ev[3], *(events[0][2]))} - {v}
+    return not any(t in before for ev in events[end + 1:] if ev[0] == 'op' for t in ev[2])
 
 # %% ../nbs/20_freezing.ipynb #e4a61c7d
 def _obstacles(model, events, trained):
     "For each event: trained, random and batchnorm up to it, and parameters used so far"
-    names,mods = {id(p):n for n,p in model.named_parameters()},dict(model.named_modules())
-    sizes,used,at,now,out = {id(p):p.numel() for p in model.parameters()},set(),[],['','',''],[]
-    for kind,name,takes,_,luck in events:
-        if kind=='in':
-            at.append(name); m = mods[name]
+    names, mods = {id(p): n for n, p in model.named_parameters()}, dict(model.named_modules())
+    sizes, used, at, now, out = {id(p): p.numel() for p in model.parameters()}, set(), [], ['', '', ''], []
+    for kind, name, takes, _, luck in events:
+        if kind == 'in':
+            at.append(name)
+            m = mods[name]
             if isinstance(m, nn.modules.batchnorm._BatchNorm) and (m.training or m.running_mean is None): now[2] = now[2] or name
-        elif kind=='out': at.pop()
+        elif kind == 'out': at.pop()
         else:
             used |= {t for t in takes if t in names}
             now[0] = now[0] or next((names[t] for t in takes if t in trained), '')
@@ -571,79 +585,79 @@ def _obstacles(model, events, trained):
     return out
 
 # %% ../nbs/20_freezing.ipynb #b7347f5f
-def cuts(model:nn.Module,
-         x:Tensor, # A small batch, two examples are enough
-         trained:Iterable|None=None # Parameters that are trained; default: those that ask for gradients
-        )->pd.DataFrame: # One row for each clean cut, in order
+def cuts(model: nn.Module,
+         x: Tensor,  # A small batch, two examples are enough
+         trained: Iterable | None = None  # Parameters that are trained; default: those that ask for gradients
+        ) -> pd.DataFrame:  # One row for each clean cut, in order
     "Where `model` can be cut in two, so that the second part needs nothing but the output of the first"
     watch = _watch(model, x)
-    ev,rows = watch.events,[]
-    calls,facts = _calls(ev),_obstacles(model, ev, {id(p) for p in (model.parameters() if trained is None else trained) if trained is not None or p.requires_grad})
-    shapes = {id(t):tuple(t.shape[1:]) for t in watch.alive if t.ndim}
+    ev, rows = watch.events, []
+    calls, facts = _calls(ev), _obstacles(model, ev, {id(p) for p in (model.parameters() if trained is None else trained) if trained is not None or p.requires_grad})
+    shapes = {id(t): tuple(t.shape[1:]) for t in watch.alive if t.ndim}
     start = ev[0][2] if ev else []
-    for b,e,name in calls:
-        if not name or len(ev[e][3])!=1 or len(start)!=1 or not any(o[0]=='op' for o in ev[e:]) or not _alone(ev, e): continue
-        if (chain := _chain_to(ev, calls, e, start[0])) is None or chain[-1]!=name: continue
+    for b, e, name in calls:
+        if not name or len(ev[e][3]) != 1 or len(start) != 1 or not any(o[0] == 'op' for o in ev[e:]) or not _alone(ev, e): continue
+        if (chain := _chain_to(ev, calls, e, start[0])) is None or chain[-1] != name: continue
         rows.append((name, e, tuple(chain), shapes.get(ev[e][3][0]), *facts[e]))
-    df = pd.DataFrame(rows, columns=['module','event','chain','output','parameters','trained','random','batchnorm'])
+    df = pd.DataFrame(rows, columns=['module', 'event', 'chain', 'output', 'parameters', 'trained', 'random', 'batchnorm'])
     return df.sort_values('event', ignore_index=True).drop(columns='event')
 
 # %% ../nbs/20_freezing.ipynb #e8703cfd
-def frozen_prefix(model:nn.Module,
-                  x:Tensor, # A small batch
-                  trained:Iterable|None=None, # As in `cuts`
-                  upto:str|None=None # Cut after this module; default: as late as possible
-                 )->pd.Series: # A row of `cuts`
+def frozen_prefix(model: nn.Module,
+                  x: Tensor,  # A small batch
+                  trained: Iterable | None = None,  # As in `cuts`
+                  upto: str | None = None  # Cut after this module; default: as late as possible
+                 ) -> pd.Series:  # A row of `cuts`
     "The cut after which the training begins, or an error that says why there is none"
     df = cuts(model, x, trained)
     if upto is not None:
         if upto not in set(df.module): raise ReinitError(f'upto={upto!r} is no clean cut of {type(model).__name__}' + (f'; did you mean {n!r}?' if (n := nearest(upto, df.module)) else '') + f' Clean: {", ".join(df.module) or "none"}')
-        df = df[df.module==upto]
+        df = df[df.module == upto]
         if df.trained.iloc[0]: raise ReinitError(f'upto={upto!r}: {df.trained.iloc[0]} is trained, so the output changes: freeze it, or cut before it')
-    ok = df[(df.trained=='') & (df.parameters>0)]
+    ok = df[(df.trained == '') & (df.parameters > 0)]
     if not len(ok): raise ReinitError(_why_none(model, df))
-    best = ok[(ok.parameters==ok.parameters.max()) & (ok.random=='') & (ok.batchnorm=='')]
+    best = ok[(ok.parameters == ok.parameters.max()) & (ok.random == '') & (ok.batchnorm == '')]
     if len(best): return best.iloc[-1]
     raise ReinitError(_why_not(model, ok))
 
 def _why_none(model, df):
     if not len(df): return f'{type(model).__name__} has no clean cut: no module takes only the output of the ones before and gives all that the rest needs'
-    first = df.trained[df.trained!='']
+    first = df.trained[df.trained != '']
     return f'nothing at the front is frozen up to a clean cut: {first.iloc[0] if len(first) else "no parameter"} is trained before {df.module[df.parameters>0].iloc[0]!r} ends. Freeze more layers, with FrozenLayersCallback or freeze_layers'
 
 def _why_not(model, ok):
-    r,fine = ok[ok.parameters==ok.parameters.max()].iloc[0],ok[(ok.random=='') & (ok.batchnorm=='')]
+    r, fine = ok[ok.parameters == ok.parameters.max()].iloc[0], ok[(ok.random == '') & (ok.batchnorm == '')]
     what = (f'{r.random!r} ({type(model.get_submodule(r.random)).__name__}) draws random numbers (dropout?)' if r.random else
             f'{r.batchnorm!r} uses the statistics of each batch (BatchNorm in training mode; FrozenLayersCallback has bn="eval")')
     return f'the frozen prefix up to {r.module!r} is not deterministic: {what}. ' + (f'The longest that is: upto={fine.module.iloc[-1]!r}' if len(fine) else 'Nothing before it can be cached')
 
 # %% ../nbs/20_freezing.ipynb #47b88295
-def batch_bits(model:nn.Module, # In evaluation mode, or deterministic
-               x:Tensor, # Images
-               bs:int, # Batch size of the reference
-               sizes:Iterable[int], # Batch sizes to compare
-               n:int=3, # Batches of each size
-               seed:int=0 # Of the batches
-              )->pd.DataFrame: # One row for each size
+def batch_bits(model: nn.Module,  # In evaluation mode, or deterministic
+               x: Tensor,  # Images
+               bs: int,  # Batch size of the reference
+               sizes: Iterable[int],  # Batch sizes to compare
+               n: int = 3,  # Batches of each size
+               seed: int = 0  # Of the batches
+              ) -> pd.DataFrame:  # One row for each size
     "Does the output of an image depend on its batch? Compare random batches with batches of `bs` in order"
-    g,rows = Streams(seed).data,[]
-    with torch.no_grad(): ref = torch.cat([model(b) for b in x.split(bs)][:len(x)//bs or 1])
+    g, rows = Streams(seed).data, []
+    with torch.no_grad(): ref = torch.cat([model(b) for b in x.split(bs)][:len(x) // bs or 1])
     for s in sizes:
         idx = [torch.randperm(len(ref), generator=g)[:s] for _ in range(n)]
-        with torch.no_grad(): d = [(model(x[i])-ref[i]).abs().flatten(1).amax(1) for i in idx]
-        rows.append(dict(size=s, images=sum(map(len, d)), differ=sum(int((o>0).sum()) for o in d), largest=max(float(o.max()) for o in d)))
+        with torch.no_grad(): d = [(model(x[i]) - ref[i]).abs().flatten(1).amax(1) for i in idx]
+        rows.append(dict(size=s, images=sum(map(len, d)), differ=sum(int((o > 0).sum()) for o in d), largest=max(float(o.max()) for o in d)))
     return pd.DataFrame(rows)
 
 # %% ../nbs/20_freezing.ipynb #87d60df9
 class _Array:
     "One tensor with a row for each example, in memory or in a file"
     def __init__(self, n, like, memory, folder):
-        self.path,shape = None,(n, *like.shape[1:])
-        size = math.prod(shape)*like.element_size()
-        if size<=memory: self.t = torch.empty(shape, dtype=like.dtype); return
+        self.path, shape = None, (n, *like.shape[1:])
+        size = math.prod(shape) * like.element_size()
+        if size <= memory: self.t = torch.empty(shape, dtype=like.dtype); return
         free = shutil.disk_usage(folder or tempfile.gettempdir()).free
-        if size>free: raise ReinitError(f'the cache needs {size/2**30:.1f} GB, and {folder or "the temporary folder"} has {free/2**30:.1f}: give another folder, or cut later with upto')
-        f,self.path = tempfile.mkstemp(prefix='reinit-', suffix='.cache', dir=folder)
+        if size > free: raise ReinitError(f'the cache needs {size/2**30:.1f} GB, and {folder or "the temporary folder"} has {free/2**30:.1f}: give another folder, or cut later with upto')
+        f, self.path = tempfile.mkstemp(prefix='reinit-', suffix='.cache', dir=folder)
         os.close(f)
         self.t = torch.from_file(self.path, shared=True, size=math.prod(shape), dtype=like.dtype).view(shape)
     def close(self):
@@ -656,9 +670,9 @@ class _Array:
 class _Source:
     "A fastai loader that can be asked for examples by number"
     def __init__(self, dl):
-        self.dl,self.n,self.hot,self.next = dl,dl.n,False,False
-        self.bs,self.drop_last,self.shuffle = dl.bs,dl.drop_last,dl.shuffle
-        self.create,self.after = dl.create_batches,dl.after_batch
+        self.dl, self.n, self.hot, self.next = dl, dl.n, False, False
+        self.bs, self.drop_last, self.shuffle = dl.bs, dl.drop_last, dl.shuffle
+        self.create, self.after = dl.create_batches, dl.after_batch
         if self.bs is None or self.n is None or not dl.indexed: raise ReinitError('the data are not numbered examples in batches, so they cannot be cached: use a dataset with an index and a batch size')
     def raw(self, idx):
         "A batch of these examples, as training would get it"
@@ -670,14 +684,14 @@ class _Source:
             self.next = self.store.has(idx)
             yield from [self.store.rows(idx)] if self.next else self.create(idx)
     def swap(self, store):
-        self.store,self.workers = store,self.dl.fake_l.num_workers
-        self.old = {k:self.dl.__dict__[k] for k in ('create_batches','after_batch') if k in self.dl.__dict__}
-        self.dl.create_batches,self.dl.after_batch = MethodType(lambda dl,s: self.batches(s), self.dl),_After(self)
+        self.store, self.workers = store, self.dl.fake_l.num_workers
+        self.old = {k: self.dl.__dict__[k] for k in ('create_batches', 'after_batch') if k in self.dl.__dict__}
+        self.dl.create_batches, self.dl.after_batch = MethodType(lambda dl, s: self.batches(s), self.dl), _After(self)
         self.dl.fake_l.num_workers = 0
     def back(self):
-        for k in ('create_batches','after_batch'): self.dl.__dict__.pop(k, None)
+        for k in ('create_batches', 'after_batch'): self.dl.__dict__.pop(k, None)
         self.dl.__dict__.update(self.old)
-        self.dl.fake_l.num_workers,self.hot,self.next = self.workers,False,False
+        self.dl.fake_l.num_workers, self.hot, self.next = self.workers, False, False
 
 # %% ../nbs/20_freezing.ipynb #98f471ce
 class _After:
@@ -685,19 +699,19 @@ class _After:
     def __init__(self, source): self.source = source
     def __call__(self, b, *args, **kwargs):
         s = self.source
-        s.hot,s.next = s.next,False
+        s.hot, s.next = s.next, False
         return b if s.hot else s.after(b, *args, **kwargs)
     def __getattr__(self, name):
-        if name.startswith('__') or name=='source': raise AttributeError(name)
+        if name.startswith('__') or name == 'source': raise AttributeError(name)
         return getattr(self.source.after, name)
 
 class _TorchSource(_Source):
     "The same for torch's own loader"
     def __init__(self, dl):
-        self.dl,self.hot = dl,False
+        self.dl, self.hot = dl, False
         if not hasattr(dl.dataset, '__getitem__') or dl.batch_size is None: raise ReinitError('the data are not numbered examples in batches, so they cannot be cached: use a dataset with an index and a batch size')
-        self.n,self.bs,self.drop_last,self.shuffle = len(dl.dataset),dl.batch_size,dl.drop_last,not isinstance(dl.sampler, torch.utils.data.SequentialSampler)
-        self.data,self.collate = dl.dataset,dl.collate_fn
+        self.n, self.bs, self.drop_last, self.shuffle = len(dl.dataset), dl.batch_size, dl.drop_last, not isinstance(dl.sampler, torch.utils.data.SequentialSampler)
+        self.data, self.collate = dl.dataset, dl.collate_fn
     def raw(self, idx): return tuple(self.collate([self.data[i] for i in idx]))
     def __getitems__(self, idx):
         self.hot = self.store.has(idx)
@@ -705,10 +719,10 @@ class _TorchSource(_Source):
     def __getitem__(self, i): return self.data[i]
     def __len__(self): return self.n
     def swap(self, store):
-        self.store,self.workers = store,self.dl.num_workers
-        for k,v in dict(dataset=self, collate_fn=lambda b: b, num_workers=0).items(): object.__setattr__(self.dl, k, v)   # torch does not let it be set
+        self.store, self.workers = store, self.dl.num_workers
+        for k, v in dict(dataset=self, collate_fn=lambda b: b, num_workers=0).items(): object.__setattr__(self.dl, k, v)   # torch does not let it be set
     def back(self):
-        for k,v in dict(dataset=self.data, collate_fn=self.collate, num_workers=self.workers).items(): object.__setattr__(self.dl, k, v)
+        for k, v in dict(dataset=self.data, collate_fn=self.collate, num_workers=self.workers).items(): object.__setattr__(self.dl, k, v)
         self.hot = False
 
 def _source(dl): return _TorchSource(dl) if isinstance(dl, torch.utils.data.DataLoader) else _Source(dl)
@@ -716,27 +730,29 @@ def _source(dl): return _TorchSource(dl) if isinstance(dl, torch.utils.data.Data
 # %% ../nbs/20_freezing.ipynb #1486024a
 def _random_transform(dl):
     "The name of a random transform of fastai's that this loader applies"
-    parts = [getattr(dl, k, None) for k in ('after_item','before_batch','after_batch')] + [getattr(t, 'tfms', None) for t in getattr(getattr(dl, 'dataset', None), 'tls', [])]
+    parts = [getattr(dl, k, None) for k in ('after_item', 'before_batch', 'after_batch')] + [getattr(t, 'tfms', None) for t in getattr(getattr(dl, 'dataset', None), 'tls', [])]
     for f in (f for p in parts for f in getattr(p, 'fs', [])):
         kinds = {c.__name__ for c in type(f).__mro__}
-        if 'RandTransform' in kinds and 'Resize' not in kinds and getattr(f, 'p', 1)>0 and getattr(f, 'split_idx', None) in (None,0): return type(f).__name__
+        if 'RandTransform' in kinds and 'Resize' not in kinds and getattr(f, 'p', 1) > 0 and getattr(f, 'split_idx', None) in (None, 0): return type(f).__name__
 
-def check_data(source, # Of a loader
-               n:int=64 # Examples that are asked for twice
+def check_data(source,  # Of a loader
+               n: int = 64  # Examples that are asked for twice
               ):
     "Raise if the data are augmented"
     name = _random_transform(source.dl) if source.shuffle else None
     if name: raise ReinitError(f'the data are augmented ({name}): images are new ones each time, so there is nothing to cache. Leave the augmentation out')
     idx = list(range(min(source.n, max(n, source.bs))))[:source.bs]
-    a,epoch = source.raw(idx),getattr(source.dl, 'epoch', None)
+    a, epoch = source.raw(idx), getattr(source.dl, 'epoch', None)
     try:
         if epoch is not None: source.dl.epoch += 1     # our own loaders draw by epoch
-        torch.manual_seed(1); random.seed(1); np.random.seed(1)
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
         b = source.raw(idx)
     finally:
         if epoch is not None: source.dl.epoch = epoch
-    if not all(torch.equal(s, t) for s,t in zip(_tensors(a), _tensors(b))): raise ReinitError('the data are augmented: the same example has come out differently when asked for twice. Leave the augmentation out')
-    if len(_tensors(a)[0])!=len(idx): raise ReinitError('the loader skips examples, so their numbers do not fit: they cannot be cached')
+    if not all(torch.equal(s, t) for s, t in zip(_tensors(a), _tensors(b))): raise ReinitError('the data are augmented: the same example has come out differently when asked for twice. Leave the augmentation out')
+    if len(_tensors(a)[0]) != len(idx): raise ReinitError('the loader skips examples, so their numbers do not fit: they cannot be cached')
 
 # %% ../nbs/20_freezing.ipynb #5776951a
 class _Stop(Exception):
@@ -755,84 +771,85 @@ def _run_to(model, cut, x):
 
 class Store:
     "Activations and targets of a loader, by number of the example"
-    def __init__(self, source, live=()): self.source,self.live,self.arrays,self.kinds = source,set(live),[],[]
+    def __init__(self, source, live=()): self.source, self.live, self.arrays, self.kinds = source, set(live), [], []
     def has(self, idx): return len(idx) not in self.live
     def rows(self, idx):
         i = torch.as_tensor(idx)
-        return tuple(a.t[i].as_subclass(k) for a,k in zip(self.arrays, self.kinds))
+        return tuple(a.t[i].as_subclass(k) for a, k in zip(self.arrays, self.kinds))
     def close(self):
         for a in self.arrays: a.close()
         self.arrays = []
     @property
-    def bytes(self)->int: return sum(a.t.numel()*a.t.element_size() for a in self.arrays)
+    def bytes(self) -> int: return sum(a.t.numel() * a.t.element_size() for a in self.arrays)
     @property
-    def paths(self)->list: return [a.path for a in self.arrays if a.path]
+    def paths(self) -> list: return [a.path for a in self.arrays if a.path]
 
 # %% ../nbs/20_freezing.ipynb #43665e02
 def _prefix_batch(model, cut, source, idx):
     "Activations and targets of some examples"
-    x,*y = source.raw(idx)
+    x, *y = source.raw(idx)
     device = next(model.parameters()).device
     return (_run_to(model, cut, x.as_subclass(Tensor).to(device)), *y)
 
 @patch
-def fill(self:Store, model, cut, memory, folder):
+def fill(self: Store, model, cut, memory, folder):
     "Run all examples through the prefix, in batches of the size that training uses"
     s = self.source
     for i in range(0, s.n, s.bs):
-        a = max(0, min(i, s.n-s.bs)) if s.shuffle or s.drop_last else i   # a last batch that is filled up has the same kernels as the others
-        idx = range(a, min(a+s.bs, s.n))
+        a = max(0, min(i, s.n - s.bs)) if s.shuffle or s.drop_last else i   # a last batch that is filled up has the same kernels as the others
+        idx = range(a, min(a + s.bs, s.n))
         out = _prefix_batch(model, cut, s, idx)
-        if not all(isinstance(t, Tensor) and len(t)==len(idx) for t in out): raise ReinitError('the data are not one input and targets that are tensors, one row for each example: they cannot be cached')
-        if not self.arrays: self.arrays,self.kinds = [_Array(s.n, t, memory, folder) for t in out],[type(t) for t in out]
-        for arr,t in zip(self.arrays, out): arr.t[a:a+len(idx)] = t.as_subclass(Tensor).cpu()
+        if not all(isinstance(t, Tensor) and len(t) == len(idx) for t in out): raise ReinitError('the data are not one input and targets that are tensors, one row for each example: they cannot be cached')
+        if not self.arrays: self.arrays, self.kinds = [_Array(s.n, t, memory, folder) for t in out], [type(t) for t in out]
+        for arr, t in zip(self.arrays, out): arr.t[a:a + len(idx)] = t.as_subclass(Tensor).cpu()
     return self
 
 # %% ../nbs/20_freezing.ipynb #0825b9e0
 @patch
-def verify(self:Store, model, cut, n, exact):
+def verify(self: Store, model, cut, n, exact):
     "Random batches must have the same bits as in the store"
-    s,g = self.source,Streams(0).data
-    sizes = [min(s.bs, s.n)]*n + ([s.n%s.bs] if s.n%s.bs and not s.drop_last else [])
+    s, g = self.source, Streams(0).data
+    sizes = [min(s.bs, s.n)] * n + ([s.n % s.bs] if s.n % s.bs and not s.drop_last else [])
     for size in sizes if s.shuffle else []:
         idx = torch.randperm(s.n, generator=g)[:size].tolist()
-        new,old = _prefix_batch(model, cut, s, idx)[0].cpu(),self.arrays[0].t[idx]
+        new, old = _prefix_batch(model, cut, s, idx)[0].cpu(), self.arrays[0].t[idx]
         if torch.equal(new, old) or not exact: continue
-        far = (new-old).abs().max().item()
-        if far>1e-3*old.abs().max().item(): raise ReinitError(f'the output of {cut.module!r} for an image depends on the other images of its batch (by up to {far:.2g}): it cannot be cached')
-        if size==s.bs: raise ReinitError(f'on this machine the last bits of the output of {cut.module!r} depend on the batch (by up to {far:.2g}), so a cache would not give exactly the same training: exact=False accepts that')
+        far = (new - old).abs().max().item()
+        if far > 1e-3 * old.abs().max().item(): raise ReinitError(f'the output of {cut.module!r} for an image depends on the other images of its batch (by up to {far:.2g}): it cannot be cached')
+        if size == s.bs: raise ReinitError(f'on this machine the last bits of the output of {cut.module!r} depend on the batch (by up to {far:.2g}), so a cache would not give exactly the same training: exact=False accepts that')
         self.live.add(size)
     return self
 
 # %% ../nbs/20_freezing.ipynb #4d4b2047
 class CachedPrefixCallback(Callback):
     "Compute what is frozen at the front once, and train from there"
-    order,run_valid = FrozenLayersCallback.order+.2,True
+    order, run_valid = FrozenLayersCallback.order + .2, True
     def __init__(self,
-                 upto:str|None=None, # Cut after this module; default: as late as possible
-                 memory:int=2**30, # Bytes that a store may take in memory; larger ones are mapped from a file
-                 folder=None, # For such files; default: the system's temporary folder
-                 exact:bool=True, # Refuse if the bits of an image depend on its batch?
-                 checks:int=2 # Random batches that are compared with the store
+                 upto: str | None = None,  # Cut after this module; default: as late as possible
+                 memory: int = 2**30,  # Bytes that a store may take in memory; larger ones are mapped from a file
+                 folder=None,  # For such files; default: the system's temporary folder
+                 exact: bool = True,  # Refuse if the bits of an image depend on its batch?
+                 checks: int = 2  # Random batches that are compared with the store
                 ):
         store_attr()
-        check_number('memory', memory, 0); check_number('checks', checks, 1, integer=True)
+        check_number('memory', memory, 0)
+        check_number('checks', checks, 1, integer=True)
         if folder is not None and not os.path.isdir(folder): raise ReinitError(f'folder={str(folder)!r} is not a folder')
-        self.stores,self.key,self.cut,self.patched,self.using,self.hook,self.passing = {},None,None,{},None,None,False
+        self.stores, self.key, self.cut, self.patched, self.using, self.hook, self.passing = {}, None, None, {}, None, None, False
 
     def __setattr__(self, name, value):
-        if name=='learn' and value is None and self.__dict__.get('stores') is not None: self.release()
+        if name == 'learn' and value is None and self.__dict__.get('stores') is not None: self.release()
         object.__setattr__(self, name, value)
 
 # %% ../nbs/20_freezing.ipynb #01ec8ba6
 @patch
-def trained(self:CachedPrefixCallback):
+def trained(self: CachedPrefixCallback):
     "Parameters that are trained at any time of this epoch"
-    ps,cbs = list(self.model.parameters()),[cb for cb in self.learn.cbs if isinstance(cb, FrozenLayersCallback) and cb.active]
+    ps, cbs = list(self.model.parameters()), [cb for cb in self.learn.cbs if isinstance(cb, FrozenLayersCallback) and cb.active]
     out = {p for p in ps if p.requires_grad}
     for cb in cbs:
-        first,n = self.epoch*len(self.dls.train),len(self.dls.train)
-        ks = range(bisect_right(cb.at, first), bisect_right(cb.at, first+n-1)+1)
+        first, n = self.epoch * len(self.dls.train), len(self.dls.train)
+        ks = range(bisect_right(cb.at, first), bisect_right(cb.at, first + n - 1) + 1)
         always = set.intersection(*(_whole(self.model, cb.masks[k])[0] for k in ks))
         out |= {p for p in ps if cb.found[p] and p not in always and not any(p in c.still for c in cbs if c is not cb)}
     return out
@@ -845,116 +862,117 @@ def _fingerprint(model, names):
     return h.hexdigest()
 
 @patch
-def refuse(self:CachedPrefixCallback):
+def refuse(self: CachedPrefixCallback):
     "What changes batches on their way cannot be cached"
     for cb in self.learn.cbs:
         kinds = {c.__name__ for c in type(cb).__mro__}
         if 'MixHandler' in kinds: raise ReinitError(f'{type(cb).__name__} mixes images, so the data are new ones each time: there is nothing to cache')
         if 'MixedPrecision' in kinds: raise ReinitError('the cache does not work with mixed precision: call learn.to_fp32() first')
-    if getattr(self.dls, 'n_inp', 1)!=1: raise ReinitError(f'the model takes {self.dls.n_inp} inputs, and one can be cached')
+    if getattr(self.dls, 'n_inp', 1) != 1: raise ReinitError(f'the model takes {self.dls.n_inp} inputs, and one can be cached')
 
 # %% ../nbs/20_freezing.ipynb #fc3c1eda
 @patch
-def prepare(self:CachedPrefixCallback):
+def prepare(self: CachedPrefixCallback):
     "Find the cut; keep the stores if they still hold, else fill new ones"
     self.refuse()
-    sources = {k:_source(dl) for k,dl in (('train',self.dls.train), ('valid',self.dls.valid if len(self.dls.loaders)>1 else None)) if dl is not None and len(dl)}
-    model,train = self.model,sources['train']
+    sources = {k: _source(dl) for k, dl in (('train', self.dls.train), ('valid', self.dls.valid if len(self.dls.loaders) > 1 else None)) if dl is not None and len(dl)}
+    model, train = self.model, sources['train']
     x = train.raw(range(min(train.bs, train.n)))[0][:2].as_subclass(Tensor).to(next(model.parameters()).device)
     try: cut = frozen_prefix(model, x, self.trained(), self.upto)
     except ReinitError:
         if not any(cb.schedule for cb in self.learn.cbs if isinstance(cb, FrozenLayersCallback)): raise
         cut = None   # the schedule may freeze the front later
     if cut is None: self.forget(); self.cut = None; return
-    key = cut.module,len(cut.chain),_fingerprint(model, cut.chain),*(id(s.dl.dataset) for s in sources.values())
-    if key==self.key: self.cut = cut; return
+    key = cut.module, len(cut.chain), _fingerprint(model, cut.chain), *(id(s.dl.dataset) for s in sources.values())
+    if key == self.key: self.cut = cut; return
     self.forget()
     check_data(train)
-    for k,s in sources.items(): self.stores[k] = self.make(s, cut, k)
-    self.key,self.cut = key,cut
+    for k, s in sources.items(): self.stores[k] = self.make(s, cut, k)
+    self.key, self.cut = key, cut
     self.compare(train, x)
 
 # %% ../nbs/20_freezing.ipynb #45c17a5d
 @patch
-def make(self:CachedPrefixCallback, source, cut, kind)->Store:
+def make(self: CachedPrefixCallback, source, cut, kind) -> Store:
     "A filled and verified store"
     store = Store(source)
-    if kind=='valid': self.model.eval()
+    if kind == 'valid': self.model.eval()
     try:
-        with torch.set_grad_enabled(kind=='train'): return store.fill(self.model, cut, self.memory, self.folder).verify(self.model, cut, self.checks, self.exact)
+        with torch.set_grad_enabled(kind == 'train'): return store.fill(self.model, cut, self.memory, self.folder).verify(self.model, cut, self.checks, self.exact)
     except BaseException: store.close(); raise
 
 @patch
-def compare(self:CachedPrefixCallback, source, x):
+def compare(self: CachedPrefixCallback, source, x):
     "The rest of the model must say the same from the store as the whole model from the image"
-    idx,model = range(min(source.bs, source.n)),self.model.eval()
+    idx, model = range(min(source.bs, source.n)), self.model.eval()
     x = source.raw(idx)[0].as_subclass(Tensor).to(x.device)
     with torch.no_grad():
         whole = model(x)
-        self.install(); self.passing = None   # for once
+        self.install()
+        self.passing = None   # for once
         try: rest = model(self.stores['train'].rows(list(idx))[0].to(x.device))
         finally: self.remove()
-    if not all(torch.equal(a, b) for a,b in zip(_tensors(whole), _tensors(rest))) and self.exact:
+    if not all(torch.equal(a, b) for a, b in zip(_tensors(whole), _tensors(rest))) and self.exact:
         self.forget()
         raise ReinitError(f'{self.cut.module!r} is no clean cut: the model says something else when it begins there. Name another module with upto')
 
 # %% ../nbs/20_freezing.ipynb #bd19399c
 @patch
-def install(self:CachedPrefixCallback):
+def install(self: CachedPrefixCallback):
     "Let the modules of the prefix hand on what they get"
-    times,self.done = Counter(self.cut.chain),Counter()
+    times, self.done = Counter(self.cut.chain), Counter()
     def begin(m, args):
         if self.passing is None: self.passing = True
         else: self.passing = bool(self.using and self.using.hot and args and args[0] is self.learn.xb[0])
         self.done.clear()
-    for n,k in times.items():
+    for n, k in times.items():
         m = self.model.get_submodule(n)
         self.patched[m] = m.__dict__.get('forward')
         def forward(*args, m=m, n=n, k=k, own=m.forward, **kwargs):
             self.done[n] += 1
-            return args[0] if self.passing and self.done[n]<=k else own(*args, **kwargs)
+            return args[0] if self.passing and self.done[n] <= k else own(*args, **kwargs)
         m.forward = forward
     self.hook = self.model.register_forward_pre_hook(begin)
 
 @patch
-def remove(self:CachedPrefixCallback):
+def remove(self: CachedPrefixCallback):
     "The modules work again"
-    for m,own in self.patched.items():
+    for m, own in self.patched.items():
         del m.__dict__['forward']
         if own is not None: m.forward = own
     if self.hook is not None: self.hook.remove()
-    self.patched,self.hook,self.passing = {},None,False
+    self.patched, self.hook, self.passing = {}, None, False
 
 # %% ../nbs/20_freezing.ipynb #2eca7874
 @patch
-def before_train(self:CachedPrefixCallback):
-    with _untouched(self.model),_same_loaders(self.dls): self.prepare()
+def before_train(self: CachedPrefixCallback):
+    with _untouched(self.model), _same_loaders(self.dls): self.prepare()
     self.use('train')
 @patch
-def before_validate(self:CachedPrefixCallback):
+def before_validate(self: CachedPrefixCallback):
     if self.cut is not None and self.patched is not None and not self.learn.lock.locked() and self.dl is self.dls.valid and 'valid' in self.stores: self.use('valid')
 @patch
-def use(self:CachedPrefixCallback, kind):
+def use(self: CachedPrefixCallback, kind):
     if self.cut is None: return
     self.using = self.stores[kind].source
     self.using.swap(self.stores[kind])
     self.install()
 
 @patch
-def unuse(self:CachedPrefixCallback):
+def unuse(self: CachedPrefixCallback):
     if self.using is not None: self.using.back()
     self.using = None
     self.remove()
 @patch
-def after_train(self:CachedPrefixCallback): self.unuse()
+def after_train(self: CachedPrefixCallback): self.unuse()
 @patch
-def after_validate(self:CachedPrefixCallback):
+def after_validate(self: CachedPrefixCallback):
     if not self.learn.lock.locked(): self.unuse()
 @patch
-def after_fit(self:CachedPrefixCallback):
+def after_fit(self: CachedPrefixCallback):
     if self.learn.lock.locked(): return
     self.unuse()
-    if self.cut is not None and self.key and self.key[2]!=_fingerprint(self.model, self.cut.chain):
+    if self.cut is not None and self.key and self.key[2] != _fingerprint(self.model, self.cut.chain):
         self.forget()
         raise ReinitError(f'the prefix up to {self.cut.module!r} was changed while its output was cached (by another callback?): what was trained does not fit it')
 
@@ -962,29 +980,30 @@ def after_fit(self:CachedPrefixCallback):
 @contextmanager
 def _same_loaders(dls):
     "Loaders come back where they were: their generators, and the epoch that ours count"
-    old = [(dl, {k:dl.__dict__[k] for k in ('rng','epoch') if k in dl.__dict__}) for dl in dls.loaders]
+    old = [(dl, {k: dl.__dict__[k] for k in ('rng', 'epoch') if k in dl.__dict__}) for dl in dls.loaders]
     try: yield
     finally:
-        for dl,o in old: dl.__dict__.update(o)
+        for dl, o in old: dl.__dict__.update(o)
 
 @patch
-def forget(self:CachedPrefixCallback):
+def forget(self: CachedPrefixCallback):
     "Drop the stores, and remove their files"
     for s in self.stores.values(): s.close()
-    self.stores,self.key = {},None
+    self.stores, self.key = {}, None
 @patch
-def release(self:CachedPrefixCallback):
-    self.unuse(); self.forget()
+def release(self: CachedPrefixCallback):
+    self.unuse()
+    self.forget()
 
 @patch(as_prop=True)
-def report(self:CachedPrefixCallback)->pd.DataFrame: # One row for each loader
+def report(self: CachedPrefixCallback) -> pd.DataFrame:  # One row for each loader
     "What is cached: after which module, how many examples and bytes, where"
-    return pd.DataFrame([dict(loader=k, module=self.cut.module, examples=s.source.n, output=tuple(self.cut.output), megabytes=s.bytes/2**20, on_disk=bool(s.paths), computed_each_time=sorted(s.live))
-                         for k,s in self.stores.items()])
+    return pd.DataFrame([dict(loader=k, module=self.cut.module, examples=s.source.n, output=tuple(self.cut.output), megabytes=s.bytes / 2**20, on_disk=bool(s.paths), computed_each_time=sorted(s.live))
+                         for k, s in self.stores.items()])
 
 @contextmanager
 @delegates(CachedPrefixCallback)
-def cached_prefix(learn:Learner, **kwargs): # Gives the callback
+def cached_prefix(learn: Learner, **kwargs):  # Gives the callback
     "For the time of a `with`, fits compute the frozen front only once; files are removed at the end"
     cb = CachedPrefixCallback(**kwargs)
     with learn.added_cbs(cb): yield cb

@@ -7,10 +7,14 @@ __all__ = ['ZOOS', 'Part', 'Wiring', 'wiring', 'readers', 'row_col_norms', 'mutu
            'effective_rank', 'units', 'MutuallyFrozenCallback', 'read_state', 'load_arch']
 
 # %% ../nbs/23_frozen.ipynb #cb6835ad
-import math,operator,pickle,random
+import math
+import operator
+import pickle
+import random
 from collections.abc import Iterable
-from dataclasses import dataclass,field
+from dataclasses import dataclass
 from functools import cached_property
+
 import numpy as np
 import pandas as pd
 import torch
@@ -18,12 +22,13 @@ from fastai.callback.core import Callback
 from fastcore.basics import patch
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
-from torch import Tensor,nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from .core import ReinitError,check_choice,check_number,nearest,unknown
-from .models import MODELS,input_shape
+
+from .core import ReinitError, check_choice, check_number, nearest, unknown
+from .models import MODELS, input_shape
 
 # %% ../nbs/23_frozen.ipynb #d0fed6ba
 _MOVES = set('''view reshape flatten permute transpose t squeeze unsqueeze expand chunk split tensor_split narrow select unbind cat concat concatenate
@@ -34,7 +39,7 @@ _KEEPS = set('''relu relu6 leaky_relu gelu silu mish hardswish tanh elu selu cel
     feature_dropout to float double half bfloat16 type type_as cpu cuda abs neg sqrt square pow clamp clip sin tanhshrink softsign hardshrink softshrink requires_grad alias
     local_response_norm nan_to_num'''.split())
 _LOSES = set('sigmoid hardsigmoid softmax softmin log_softmax softplus logsigmoid exp cos'.split())
-_POOLS = ('max_pool','avg_pool','adaptive_','lp_pool','interpolate','upsample','fractional_max_pool')
+_POOLS = ('max_pool', 'avg_pool', 'adaptive_', 'lp_pool', 'interpolate', 'upsample', 'fractional_max_pool')
 _REDUCES = set('mean sum amax amin'.split())
 
 # %% ../nbs/23_frozen.ipynb #683307ce
@@ -42,55 +47,55 @@ def _along(ids, dim):
     "The numbers along one dimension, if they are the same wherever one looks along the others; else `None`"
     dim %= ids.ndim
     for d in range(ids.ndim):
-        if d!=dim and ids.stride(d)==0: ids = ids.narrow(d, 0, 1)   # expanded: nothing to compare
+        if d != dim and ids.stride(d) == 0: ids = ids.narrow(d, 0, 1)   # expanded: nothing to compare
     rest = ids.movedim(dim, 0).flatten(1)
-    return rest[:,0] if rest.shape[1]==1 or (rest==rest[:,:1]).all() else None
+    return rest[:, 0] if rest.shape[1] == 1 or (rest == rest[:, :1]).all() else None
 
 # %% ../nbs/23_frozen.ipynb #98b883f3
 def _spread(ids, shape, dim):
     "Numbers of channels, expanded to a tensor of `shape` without taking memory"
     dim %= len(shape)
-    return ids.view([-1 if d==dim else 1 for d in range(len(shape))]).expand(shape)
+    return ids.view([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
 
 # %% ../nbs/23_frozen.ipynb #79153c71
 @dataclass
 class Part:
     "A layer with weights, or a normalization: the channels that it writes and reads"
-    name:str        # Of the module
-    kind:str        # Class of the module
-    weight:str      # Path of the weight
-    bias:str|None   # … and of the bias
-    rows:np.ndarray # Channel of each row; −1: none that could be followed
-    cols:np.ndarray # Channel of each column
-    groups:int=1    # Of a convolution
-    transposed:bool=False # Are rows and columns exchanged?
-    norm:bool=False # A normalization has one entry per channel: row and column in one
-    k:int=1         # Weights where a row and a column meet
+    name: str        # Of the module
+    kind: str        # Class of the module
+    weight: str      # Path of the weight
+    bias: str | None   # … and of the bias
+    rows: np.ndarray  # Channel of each row; −1: none that could be followed
+    cols: np.ndarray  # Channel of each column
+    groups: int = 1    # Of a convolution
+    transposed: bool = False  # Are rows and columns exchanged?
+    norm: bool = False  # A normalization has one entry per channel: row and column in one
+    k: int = 1         # Weights where a row and a column meet
 
     @cached_property
     def seen(self):
         "Distinct channels that are read, and the place of each column among them"
-        c,at = np.unique(self.cols, return_inverse=True)
-        return c,at.reshape(-1)
+        c, at = np.unique(self.cols, return_inverse=True)
+        return c, at.reshape(-1)
 
 # %% ../nbs/23_frozen.ipynb #0f6ffe43
 class _Follow(TorchFunctionMode):
     "Sees every function of torch that a network calls, and follows its channels"
     def __init__(self, model, names):
         super().__init__()
-        self.model,self.names,self.mods = model,names,dict(model.named_modules())
-        self.own,self.buffers = dict(model.named_parameters()),dict(model.named_buffers())   # as they are: inside the run they are others
-        self.tags,self.parts,self.n,self.stack = {},[],0,[]
-        self.same,self.bad,self.notes,self.inside = [],[],[],{}
+        self.model, self.names, self.mods = model, names, dict(model.named_modules())
+        self.own, self.buffers = dict(model.named_parameters()), dict(model.named_buffers())   # as they are: inside the run they are others
+        self.tags, self.parts, self.n, self.stack = {}, [], 0, []
+        self.same, self.bad, self.notes, self.inside = [], [], [], {}
 
-    def fresh(self, k): self.n += k; return torch.arange(self.n-k, self.n)
-    def tag(self, t, ids): self.tags[id(t)] = t,ids   # the tensor is kept alive, so that its id stays its own
+    def fresh(self, k): self.n += k; return torch.arange(self.n - k, self.n)
+    def tag(self, t, ids): self.tags[id(t)] = t, ids   # the tensor is kept alive, so that its id stays its own
     def of(self, t): return self.tags[id(t)][1] if isinstance(t, Tensor) and id(t) in self.tags else None
     def here(self): return self.stack[-1] if self.stack and self.stack[-1] else type(self.model).__name__
 
     def spoil(self, ids, why):
         "These channels cannot be counted"
-        ids = ids.flatten() if 0 not in ids.stride() else ids[tuple(slice(1) if s==0 else slice(None) for s in ids.stride())].flatten()
+        ids = ids.flatten() if 0 not in ids.stride() else ids[tuple(slice(1) if s == 0 else slice(None) for s in ids.stride())].flatten()
         self.bad.append((ids.unique().numpy(), why))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -106,7 +111,7 @@ def _tensors(o):
     if isinstance(o, Tensor): yield o
     elif isinstance(o, dict):
         for v in o.values(): yield from _tensors(v)
-    elif isinstance(o, (tuple,list)):
+    elif isinstance(o, (tuple, list)):
         for v in o: yield from _tensors(v)
 
 # %% ../nbs/23_frozen.ipynb #885901eb
@@ -115,34 +120,34 @@ def _plain_name(func):
     name = getattr(func, '__name__', str(func))
     if name.startswith('__'):
         name = name.strip('_')
-        return name[1:] if name[:1] in 'ir' and name[1:] in ('add','sub','mul','truediv','div','pow') else name
+        return name[1:] if name[:1] in 'ir' and name[1:] in ('add', 'sub', 'mul', 'truediv', 'div', 'pow') else name
     return name.strip('_')
 
 # %% ../nbs/23_frozen.ipynb #723887a1
-def _arg(args, kwargs, i, name, default=None): return args[i] if len(args)>i else kwargs.get(name, default)
+def _arg(args, kwargs, i, name, default=None): return args[i] if len(args) > i else kwargs.get(name, default)
 
 # %% ../nbs/23_frozen.ipynb #dd664914
 @patch
-def step(self:_Follow, func, args, kwargs, out, before):
+def step(self: _Follow, func, args, kwargs, out, before):
     name = _plain_name(func)
-    if name.startswith(('conv1d','conv2d','conv3d','conv_transpose')): return self.layer(args, kwargs, out, 1, name.startswith('conv_t'))
-    if name=='linear': return self.layer(args, kwargs, out, -1, False)
+    if name.startswith(('conv1d', 'conv2d', 'conv3d', 'conv_transpose')): return self.layer(args, kwargs, out, 1, name.startswith('conv_t'))
+    if name == 'linear': return self.layer(args, kwargs, out, -1, False)
     if not before: return
-    if name in ('batch_norm','instance_norm'): return self.norm(args, kwargs, out, 3, 1)
-    if name in ('layer_norm','rms_norm','group_norm'): return self.norm(args, kwargs, out, 2, 1 if name[0]=='g' else -1)
+    if name in ('batch_norm', 'instance_norm'): return self.norm(args, kwargs, out, 3, 1)
+    if name in ('layer_norm', 'rms_norm', 'group_norm'): return self.norm(args, kwargs, out, 2, 1 if name[0] == 'g' else -1)
     ids = self.of(before[0])
     if name in _MOVES: return self.move(func, args, kwargs, out)
     if name in _KEEPS: return self.tag(out, ids)
-    if name=='pad': return self.pad(args, kwargs, out)
+    if name == 'pad': return self.pad(args, kwargs, out)
     if name.startswith(_POOLS): return self.pool(name, ids, out)
     if name in _REDUCES: return self.reduce(name, ids, args, kwargs, out)
-    if name in ('add','sub'): return self.add(args[0], args[1], out)
-    if name in ('mul','multiply','truediv','div','divide'): return self.scale(name, args[0], args[1], out)
+    if name in ('add', 'sub'): return self.add(args[0], args[1], out)
+    if name in ('mul', 'multiply', 'truediv', 'div', 'divide'): return self.scale(name, args[0], args[1], out)
     self.give_up(name, args, kwargs, before)
 
 # %% ../nbs/23_frozen.ipynb #d7cccd38
 @patch
-def give_up(self:_Follow, name, args, kwargs, before):
+def give_up(self: _Follow, name, args, kwargs, before):
     why = f'{name} does not keep zero' if name in _LOSES else f'{name} cannot be followed'
     for t in before: self.spoil(self.of(t), f'{why} (in {self.here()})')
     for t in _tensors((args, kwargs)):
@@ -150,19 +155,19 @@ def give_up(self:_Follow, name, args, kwargs, before):
 
 # %% ../nbs/23_frozen.ipynb #4b999a5a
 @patch
-def path(self:_Follow, t, what='weight'):
+def path(self: _Follow, t, what='weight'):
     "Where a weight is found in the model: a parameter, or an attribute that is computed from others"
     if t is None: return None
     if id(t) in self.names: return self.names[id(t)]
     m = self.mods.get(self.stack[-1] if self.stack else '')
-    if m is not None and isinstance(getattr(m, what, None), Tensor) and getattr(m, what).shape==t.shape: return f'{self.stack[-1]}.{what}'.lstrip('.')
+    if m is not None and isinstance(getattr(m, what, None), Tensor) and getattr(m, what).shape == t.shape: return f'{self.stack[-1]}.{what}'.lstrip('.')
 
 # %% ../nbs/23_frozen.ipynb #1e297e0e
 @patch
-def layer(self:_Follow, args, kwargs, out, dim, transposed):
+def layer(self: _Follow, args, kwargs, out, dim, transposed):
     "A convolution or a dense layer reads channels and writes new ones"
-    x,w,b = (_arg(args, kwargs, i, n) for i,n in enumerate(('input','weight','bias')))
-    groups,ids,path = _arg(args, kwargs, 6, 'groups', 1) if dim==1 else 1,self.of(x),self.path(w)
+    x, w, b = (_arg(args, kwargs, i, n) for i, n in enumerate(('input', 'weight', 'bias')))
+    groups, ids, path = _arg(args, kwargs, 6, 'groups', 1) if dim == 1 else 1, self.of(x), self.path(w)
     rows = self.fresh(out.shape[dim])
     self.tag(out, _spread(rows, out.shape, dim))
     cols = torch.full((x.shape[dim],), -1) if ids is None else _along(ids, dim)
@@ -170,54 +175,54 @@ def layer(self:_Follow, args, kwargs, out, dim, transposed):
         self.spoil(ids, f'{self.here()} mixes positions, not channels')
         cols = torch.full((x.shape[dim],), -1)
     if path is None:
-        for o in (rows, cols[cols>=0]): self.spoil(o, f'the weight in {self.here()} is computed on the way')
+        for o in (rows, cols[cols >= 0]): self.spoil(o, f'the weight in {self.here()} is computed on the way')
         return
     if id(w) not in self.names: self.notes.append((rows, f'{path} is computed from others'))
     self.record(path, self.path(b, 'bias'), rows, cols, groups=groups, transposed=transposed, k=math.prod(w.shape[2:]))
 
 # %% ../nbs/23_frozen.ipynb #749627be
 @patch
-def record(self:_Follow, weight, bias, rows, cols, **kw):
+def record(self: _Follow, weight, bias, rows, cols, **kw):
     name = weight.rpartition('.')[0]
     kind = type(self.mods[name]).__name__ if name in self.mods else 'weight'
     self.parts.append(Part(name or weight, kind, weight, bias, rows.numpy(), cols.numpy(), **kw))
 
 # %% ../nbs/23_frozen.ipynb #d9db6fd6
 @patch
-def norm(self:_Follow, args, kwargs, out, i, dim):
+def norm(self: _Follow, args, kwargs, out, i, dim):
     "A normalization has an entry for each channel; without weights it changes nothing that could be counted"
-    x,w,b = args[0],_arg(args, kwargs, i, 'weight'),_arg(args, kwargs, i+1, 'bias') if i+1<5 else None
-    ids,b = self.of(x),b if isinstance(b, Tensor) else None
+    x, w, b = args[0], _arg(args, kwargs, i, 'weight'), _arg(args, kwargs, i + 1, 'bias') if i + 1 < 5 else None
+    ids, b = self.of(x), b if isinstance(b, Tensor) else None
     if w is None:
         self.notes.append((_along(ids, dim), f'normalised without weights in {self.here()}'))
         return self.tag(out, ids)
-    cols,path = _along(ids, dim),self.path(w)
-    if cols is None or w.ndim!=1 or path is None or len(cols)!=len(w): return self.spoil(ids, f'{self.here()} normalises more than channels')
+    cols, path = _along(ids, dim), self.path(w)
+    if cols is None or w.ndim != 1 or path is None or len(cols) != len(w): return self.spoil(ids, f'{self.here()} normalises more than channels')
     rows = self.fresh(len(w))
     self.tag(out, _spread(rows, out.shape, dim))
     self.record(path, self.path(b, 'bias'), rows, cols, norm=True)
 
 # %% ../nbs/23_frozen.ipynb #24109953
 @patch
-def move(self:_Follow, func, args, kwargs, out):
+def move(self: _Follow, func, args, kwargs, out):
     "What only moves numbers moves channel numbers in the same way"
     def swap(o):
         if isinstance(o, Tensor): return self.of(o) if id(o) in self.tags else torch.full(o.shape, -1) if o.dtype.is_floating_point else o
-        return type(o)(map(swap, o)) if type(o) in (tuple,list) else o
-    new = func(*swap(args), **{k:swap(v) for k,v in kwargs.items()})
-    for t,ids in zip(_tensors(out), _tensors(new)): self.tag(t, ids)
+        return type(o)(map(swap, o)) if type(o) in (tuple, list) else o
+    new = func(*swap(args), **{k: swap(v) for k, v in kwargs.items()})
+    for t, ids in zip(_tensors(out), _tensors(new)): self.tag(t, ids)
 
 # %% ../nbs/23_frozen.ipynb #8afb7163
 @patch
-def pad(self:_Follow, args, kwargs, out):
-    ids,pad = self.of(args[0]),_arg(args, kwargs, 1, 'pad')
-    if len(pad)<=2*(ids.ndim-2): return self.pool('pad', ids, out)   # positions only
-    if _arg(args, kwargs, 2, 'mode', 'constant')!='constant': return self.give_up('pad', args, kwargs, [args[0]])
+def pad(self: _Follow, args, kwargs, out):
+    ids, pad = self.of(args[0]), _arg(args, kwargs, 1, 'pad')
+    if len(pad) <= 2 * (ids.ndim - 2): return self.pool('pad', ids, out)   # positions only
+    if _arg(args, kwargs, 2, 'mode', 'constant') != 'constant': return self.give_up('pad', args, kwargs, [args[0]])
     self.tag(out, F.pad(ids, pad, value=-1))
 
 # %% ../nbs/23_frozen.ipynb #9a9772f3
 @patch
-def pool(self:_Follow, name, ids, out):
+def pool(self: _Follow, name, ids, out):
     "Positions change, channels stay"
     cols = _along(ids, 1)
     outs = [t for t in _tensors(out) if t.is_floating_point()]
@@ -226,30 +231,30 @@ def pool(self:_Follow, name, ids, out):
 
 # %% ../nbs/23_frozen.ipynb #02c56b84
 @patch
-def reduce(self:_Follow, name, ids, args, kwargs, out):
+def reduce(self: _Follow, name, ids, args, kwargs, out):
     "A mean over positions keeps channels; a mean over channels loses them"
-    dim,keep = _arg(args, kwargs, 1, 'dim'),_arg(args, kwargs, 2, 'keepdim', False)
+    dim, keep = _arg(args, kwargs, 1, 'dim'), _arg(args, kwargs, 2, 'keepdim', False)
     if dim is None: return self.spoil(ids, f'{name} over channels (in {self.here()})')
-    lo,hi = ids.amin(dim, keepdim=keep),ids.amax(dim, keepdim=keep)
+    lo, hi = ids.amin(dim, keepdim=keep), ids.amax(dim, keepdim=keep)
     if torch.equal(lo, hi): self.tag(out, lo)
     else: self.spoil(ids, f'{name} over channels (in {self.here()})')
 
 # %% ../nbs/23_frozen.ipynb #874a87ef
 @patch
-def add(self:_Follow, a, b, out):
+def add(self: _Follow, a, b, out):
     "Channels that are added are one"
-    ia,ib = self.of(a),self.of(b)
+    ia, ib = self.of(a), self.of(b)
     if ia is None or ib is None: return self.shift(a if ia is None else b, ib if ia is None else ia, out)
-    ia,ib = torch.broadcast_tensors(ia, ib)
-    thin = tuple(slice(1) if s==t==0 else slice(None) for s,t in zip(ia.stride(), ib.stride()))
-    ia,ib = ia[thin],ib[thin]
-    both = (ia>=0)&(ib>=0)
+    ia, ib = torch.broadcast_tensors(ia, ib)
+    thin = tuple(slice(1) if s == t == 0 else slice(None) for s, t in zip(ia.stride(), ib.stride()))
+    ia, ib = ia[thin], ib[thin]
+    both = (ia >= 0) & (ib >= 0)
     self.same.append((ia[both].numpy(), ib[both].numpy()))
-    self.tag(out, torch.where(ia>=0, ia, ib).expand(out.shape))
+    self.tag(out, torch.where(ia >= 0, ia, ib).expand(out.shape))
 
 # %% ../nbs/23_frozen.ipynb #8e059f66
 @patch
-def shift(self:_Follow, other, ids, out):
+def shift(self: _Follow, other, ids, out):
     "Something that no layer writes is added"
     self.tag(out, ids.expand(out.shape))
     if not isinstance(other, Tensor): what = f'{other:g}' if other else None
@@ -257,23 +262,23 @@ def shift(self:_Follow, other, ids, out):
         what = self.names.get(id(other), 'a tensor that no layer writes')
         if what in self.own: return self.spoil(ids, f'the parameter {what} is added')
         real = self.buffers.get(what)
-        if real is not None and real.device.type!='meta' and not real.any(): what = None
+        if real is not None and real.device.type != 'meta' and not real.any(): what = None
     if what: self.notes.append((_flat_ids(ids), f'{what} is added in {self.here()}: a channel of zeros is no longer zero'))
 
 # %% ../nbs/23_frozen.ipynb #b57a51ba
-def _flat_ids(ids): return ids[tuple(slice(1) if s==0 else slice(None) for s in ids.stride())].flatten()
+def _flat_ids(ids): return ids[tuple(slice(1) if s == 0 else slice(None) for s in ids.stride())].flatten()
 
 # %% ../nbs/23_frozen.ipynb #2063da5f
 @patch
-def scale(self:_Follow, name, a, b, out):
+def scale(self: _Follow, name, a, b, out):
     "A product with something that is no channel keeps channels; a product of two channels is a gate"
-    ia,ib = self.of(a),self.of(b)
+    ia, ib = self.of(a), self.of(b)
     if ia is None and 'div' in name: return self.give_up(name, (b,), {}, [b])
     if ia is None or ib is None: return self.tag(out, (ib if ia is None else ia).expand(out.shape))
     if a is b: return self.tag(out, ia)
-    big,gate = (ia,ib) if ia.numel()>=ib.numel() else (ib,ia)
+    big, gate = (ia, ib) if ia.numel() >= ib.numel() else (ib, ia)
     self.spoil(gate, f'multiplied with other channels in {self.here()}')
-    if big.numel()==gate.numel() or 'div' in name: self.spoil(big, f'multiplied with other channels in {self.here()}')
+    if big.numel() == gate.numel() or 'div' in name: self.spoil(big, f'multiplied with other channels in {self.here()}')
     else: self.tag(out, big.expand(out.shape))
 
 # %% ../nbs/23_frozen.ipynb #00c0213c
@@ -282,8 +287,8 @@ def _watch(model, follow):
     def enter(m, a, n): follow.stack.append(n)
     def leave(m, a, o): follow.stack.pop()
     hooks = []
-    for n,m in model.named_modules():
-        hooks.append(m.register_forward_pre_hook(lambda m,a,n=n: enter(m, a, n)))
+    for n, m in model.named_modules():
+        hooks.append(m.register_forward_pre_hook(lambda m, a, n=n: enter(m, a, n)))
         hooks.append(m.register_forward_hook(leave))
     return hooks
 
@@ -291,48 +296,50 @@ def _watch(model, follow):
 def _states(model, meta):
     "Parameters and buffers by name, on the meta device or as they are"
     both = [*model.named_parameters(), *model.named_buffers()]
-    return {k:torch.empty_like(v, device='meta') if meta else v.detach() for k,v in both}
+    return {k: torch.empty_like(v, device='meta') if meta else v.detach() for k, v in both}
 
 # %% ../nbs/23_frozen.ipynb #7bd85dbf
 def _in_tags(args, follow):
     for a in args:
-        if isinstance(a, Tensor) and a.is_floating_point() and a.ndim>1:
+        if isinstance(a, Tensor) and a.is_floating_point() and a.ndim > 1:
             ids = follow.fresh(a.shape[1])
-            follow.tag(a, _spread(ids, a.shape, 1)); follow.spoil(ids, 'the input')
+            follow.tag(a, _spread(ids, a.shape, 1))
+            follow.spoil(ids, 'the input')
 
 # %% ../nbs/23_frozen.ipynb #b9d18573
 def _follow(model, args, meta):
     "Run once; gives what was seen"
     state = _states(model, meta)
-    follow = _Follow(model, {id(v):k for k,v in state.items()})
-    hooks,were = _watch(model, follow),[(m, dict(vars(m))) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]   # some keep tensors as attributes
-    luck = random.getstate(),np.random.get_state()
+    follow = _Follow(model, {id(v): k for k, v in state.items()})
+    hooks, were = _watch(model, follow), [(m, dict(vars(m))) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]   # some keep tensors as attributes
+    luck = random.getstate(), np.random.get_state()
     try:
         model.eval()
         if meta: args = tuple(torch.empty_like(a, device='meta') for a in args)
         _in_tags(args, follow)
-        with torch.random.fork_rng(devices=[]),torch.no_grad(),follow: out = functional_call(model, state, args)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), follow: out = functional_call(model, state, args)
     except Exception as e: e.where = follow.here(); raise
     finally:
         for h in hooks: h.remove()
-        for m,was in were: vars(m).clear(); vars(m).update(was)
-        random.setstate(luck[0]); np.random.set_state(luck[1])
+        for m, was in were: vars(m).clear(); vars(m).update(was)
+        random.setstate(luck[0])
+        np.random.set_state(luck[1])
     for t in _tensors(list(out.values()) if isinstance(out, dict) else out):
         if follow.of(t) is not None: follow.spoil(follow.of(t), "the model's output")
     return follow
 
 # %% ../nbs/23_frozen.ipynb #3122699e
-_SIZES = (224,32,64,28,8,299)   # tried one after the other, where no input is given
+_SIZES = (224, 32, 64, 28, 8, 299)   # tried one after the other, where no input is given
 
 # %% ../nbs/23_frozen.ipynb #c177f293
 def _inputs(model, x):
     "Inputs that may fit, each a tuple of tensors"
     p = next((p for p in model.parameters() if p.is_floating_point()), None)
     if p is None: raise ReinitError(f'{type(model).__name__} has no weights: nothing to count')
-    def empty(shape): return torch.zeros(*shape, dtype=p.dtype, device='cpu' if p.device.type=='meta' else p.device)
+    def empty(shape): return torch.zeros(*shape, dtype=p.dtype, device='cpu' if p.device.type == 'meta' else p.device)
     if isinstance(x, Tensor): return [(x[:1].detach().as_subclass(Tensor),)]
-    if isinstance(x, (tuple,list)) and x and all(isinstance(o, Tensor) for o in x): return [tuple(o[:1].detach().as_subclass(Tensor) for o in x)]
-    if isinstance(x, (tuple,list)) and x and all(isinstance(o, int) and o>0 for o in x): return [(empty((1,*x[1:])),)]
+    if isinstance(x, (tuple, list)) and x and all(isinstance(o, Tensor) for o in x): return [tuple(o[:1].detach().as_subclass(Tensor) for o in x)]
+    if isinstance(x, (tuple, list)) and x and all(isinstance(o, int) and o > 0 for o in x): return [(empty((1, *x[1:])),)]
     if x is not None: raise ReinitError(f'x={x!r} should be a batch, its shape with the batch in front, or a tuple of tensors')
     return [(empty(s),) for s in dict.fromkeys(input_shape(model, s) for s in _SIZES)]
 
@@ -340,27 +347,28 @@ def _inputs(model, x):
 def _trace(model, x):
     "The first run that succeeds, or an error that says where it failed"
     tried = _inputs(model, x)
-    for meta in (True,False):
+    for meta in (True, False):
         for args in tried:
             try: return _follow(model, args, meta)
-            except Exception as e: last,shape = e,tuple(args[0].shape)
-    more = '' if x is not None else f' (also tried: {", ".join(str(tuple(a[0].shape)) for a in tried[:-1])}); give a batch or its shape as x' if len(tried)>1 else '; give a batch or its shape as x'
+            except Exception as e: last, shape = e, tuple(args[0].shape)
+    more = '' if x is not None else f' (also tried: {", ".join(str(tuple(a[0].shape)) for a in tried[:-1])}); give a batch or its shape as x' if len(tried) > 1 else '; give a batch or its shape as x'
     raise ReinitError(f'{type(model).__name__} cannot be traced with an input of shape {shape}{more}. It stops in {getattr(last, "where", "it")!r}: '
                       f'{(str(last) or repr(last)).splitlines()[0]}. Or name the layers by hand, as in pairs=[("conv1","bn1","conv2"), ("fc1","fc2")]') from last
 
 # %% ../nbs/23_frozen.ipynb #423e4e86
 class Wiring:
     "Which layer writes and which reads each channel of a model"
-    def __init__(self, parts:list, n:int, same=(), bad=(), notes=(), inside=None):
-        self.parts,self.inside = parts,inside or {}
-        a,b = (np.concatenate([np.empty(0, int), *(o[i] for o in same)]) for i in (0,1))
-        self.n,label = connected_components(coo_matrix((np.ones(len(a), bool), (a,b)), (n,n)), directed=False)
-        def to(ids): return np.where(ids<0, -1, label[ids]) if n else ids
-        for p in parts: p.rows,p.cols = to(p.rows),to(p.cols)
-        self.why,self.note = np.full(self.n, None, object),np.full(self.n, None, object)
-        for store,items in ((self.why, bad), (self.note, notes)):
-            for ids,text in reversed(items):
-                ids = to(np.asarray(ids)); store[ids[ids>=0]] = text
+    def __init__(self, parts: list, n: int, same=(), bad=(), notes=(), inside=None):
+        self.parts, self.inside = parts, inside or {}
+        a, b = (np.concatenate([np.empty(0, int), *(o[i] for o in same)]) for i in (0, 1))
+        self.n, label = connected_components(coo_matrix((np.ones(len(a), bool), (a, b)), (n, n)), directed=False)
+        def to(ids): return np.where(ids < 0, -1, label[ids]) if n else ids
+        for p in parts: p.rows, p.cols = to(p.rows), to(p.cols)
+        self.why, self.note = np.full(self.n, None, object), np.full(self.n, None, object)
+        for store, items in ((self.why, bad), (self.note, notes)):
+            for ids, text in reversed(items):
+                ids = to(np.asarray(ids))
+                store[ids[ids >= 0]] = text
         self._shared()
 
     def _shared(self):
@@ -368,15 +376,15 @@ class Wiring:
         first = {}
         for p in self.parts:
             if p.weight in first:
-                for o in (p.rows, p.cols, first[p.weight].rows, first[p.weight].cols): self.why[o[o>=0]] = f'{p.weight} is used more than once'
+                for o in (p.rows, p.cols, first[p.weight].rows, first[p.weight].cols): self.why[o[o >= 0]] = f'{p.weight} is used more than once'
             first.setdefault(p.weight, p)
         self.parts = list(first.values())
 
 # %% ../nbs/23_frozen.ipynb #7bc9dd10
 @patch(as_prop=True)
-def layers(self:Wiring)->list: return [p for p in self.parts if not p.norm]
+def layers(self: Wiring) -> list: return [p for p in self.parts if not p.norm]
 @patch(as_prop=True)
-def norms(self:Wiring)->list: return [p for p in self.parts if p.norm]
+def norms(self: Wiring) -> list: return [p for p in self.parts if p.norm]
 
 # %% ../nbs/23_frozen.ipynb #eebd989f
 def _cat(arrays): return np.concatenate([np.empty(0, int), *arrays])
@@ -385,81 +393,81 @@ def _cat(arrays): return np.concatenate([np.empty(0, int), *arrays])
 def _join(d, key, value):
     "For each of `d`, all `value` whose `key` it is; gives the places in `d`, and the values"
     order = np.argsort(key, kind='stable')
-    lo,hi = (np.searchsorted(key[order], d, o) for o in ('left','right'))
-    at = np.repeat(np.arange(len(d)), hi-lo)
-    within = np.arange(len(at))-np.repeat(np.cumsum(hi-lo)-(hi-lo), hi-lo)
-    return at,value[order][lo[at]+within]
+    lo, hi = (np.searchsorted(key[order], d, o) for o in ('left', 'right'))
+    at = np.repeat(np.arange(len(d)), hi - lo)
+    within = np.arange(len(at)) - np.repeat(np.cumsum(hi - lo) - (hi - lo), hi - lo)
+    return at, value[order][lo[at] + within]
 
 # %% ../nbs/23_frozen.ipynb #f8908a6b
 def _ends(rows, src, dst):
     "Where the distinct channels in `rows` end: places among them, ends, and the place of each row"
-    u,at = np.unique(rows, return_inverse=True)
-    return *_join(u, src, dst),at.reshape(-1)
+    u, at = np.unique(rows, return_inverse=True)
+    return *_join(u, src, dst), at.reshape(-1)
 
 # %% ../nbs/23_frozen.ipynb #9b98ab5d
 def _all_of(at, on, n):
     "For each of `n` channels: is `on` true for all its ends, and is there one?"
     every = np.bincount(at, minlength=n)
-    return (np.bincount(at[on], minlength=n)==every) & (every>0)
+    return (np.bincount(at[on], minlength=n) == every) & (every > 0)
 
 # %% ../nbs/23_frozen.ipynb #12424ae7
 @patch
-def every(self:Wiring, p:Part, on:np.ndarray)->np.ndarray: # By row
+def every(self: Wiring, p: Part, on: np.ndarray) -> np.ndarray:  # By row
     "Is `on` true for all channels in which a row of `p` ends?"
-    at,c,rows = self.at[p.weight]
-    return _all_of(at, on[c], rows.max()+1)[rows]
+    at, c, rows = self.at[p.weight]
+    return _all_of(at, on[c], rows.max() + 1)[rows]
 
 # %% ../nbs/23_frozen.ipynb #e96ae4f6
 @patch
-def settle(self:Wiring)->Wiring: # The same
+def settle(self: Wiring) -> Wiring:  # The same
     "Work out what stays the same however often weights are counted"
-    self.written,self.read = np.zeros(self.n, bool),np.zeros(self.n, bool)
-    for p in self.parts: self.written[p.rows[p.rows>=0]] = True
-    for p in self.layers: self.read[p.cols[p.cols>=0]] = True
+    self.written, self.read = np.zeros(self.n, bool), np.zeros(self.n, bool)
+    for p in self.parts: self.written[p.rows[p.rows >= 0]] = True
+    for p in self.layers: self.read[p.cols[p.cols >= 0]] = True
     self.countable = self.written & self.read & np.equal(self.why, None).astype(bool)
-    into,behind = _cat(p.cols for p in self.norms),_cat(p.rows for p in self.norms)
-    self.into,self.behind = into[into>=0],behind[into>=0]
+    into, behind = _cat(p.cols for p in self.norms), _cat(p.rows for p in self.norms)
+    self.into, self.behind = into[into >= 0], behind[into >= 0]
     src = dst = np.arange(self.n)
     for _ in range(len(self.norms)):
         go = ~self.read[dst] & np.isin(dst, self.into)
         if not go.any(): break
-        at,new = _join(dst[go], self.into, self.behind)
-        src,dst = np.concatenate([src[~go], src[go][at]]),np.concatenate([dst[~go], new])
-    self.src,self.dst = src,dst     # channel → the channels in which it ends
-    self.at = {p.weight:_ends(p.rows, src, dst) for p in self.parts}
-    self.can = {p.weight:int(self.every(p, self.countable).sum()) for p in self.parts}
+        at, new = _join(dst[go], self.into, self.behind)
+        src, dst = np.concatenate([src[~go], src[go][at]]), np.concatenate([dst[~go], new])
+    self.src, self.dst = src, dst     # channel → the channels in which it ends
+    self.at = {p.weight: _ends(p.rows, src, dst) for p in self.parts}
+    self.can = {p.weight: int(self.every(p, self.countable).sum()) for p in self.parts}
     return self
 
 # %% ../nbs/23_frozen.ipynb #66ed92d3
 def _by_hand(model, pairs):
     "The wiring that is given as pairs (layer, next) or (layer, normalization, next)"
-    mods,parts,n,rows = dict(model.named_modules()),{},0,{}
+    mods, parts, n, rows = dict(model.named_modules()), {}, 0, {}
     def part(name):
-        if name not in mods: raise ReinitError(unknown('pairs: module', name, [k for k,m in mods.items() if isinstance(getattr(m, 'weight', None), Tensor)]))
+        if name not in mods: raise ReinitError(unknown('pairs: module', name, [k for k, m in mods.items() if isinstance(getattr(m, 'weight', None), Tensor)]))
         m = mods[name]
         if not isinstance(getattr(m, 'weight', None), Tensor): raise ReinitError(f'pairs: {name!r} ({type(m).__name__}) has no weight')
         if name not in parts:
-            w,t = m.weight,isinstance(m, nn.modules.conv._ConvTransposeNd)
+            w, t = m.weight, isinstance(m, nn.modules.conv._ConvTransposeNd)
             g = getattr(m, 'groups', 1)
-            o,i = (w.shape[0],)*2 if w.ndim==1 else (w.shape[1]*g,w.shape[0]) if t else (w.shape[0],w.shape[1]*g)
+            o, i = (w.shape[0],) * 2 if w.ndim == 1 else (w.shape[1] * g, w.shape[0]) if t else (w.shape[0], w.shape[1] * g)
             b = f'{name}.bias' if isinstance(getattr(m, 'bias', None), Tensor) else None
-            parts[name] = Part(name, type(m).__name__, f'{name}.weight', b, np.full(o, -1), np.full(i, -1), g, t, w.ndim==1, math.prod(w.shape[2:]))
+            parts[name] = Part(name, type(m).__name__, f'{name}.weight', b, np.full(o, -1), np.full(i, -1), g, t, w.ndim == 1, math.prod(w.shape[2:]))
         return parts[name]
     for pair in pairs:
-        if not isinstance(pair, (tuple,list)) or len(pair) not in (2,3): raise ReinitError(f'pairs: {pair!r} should be (layer, next) or (layer, normalization, next)')
-        for a,b in zip(pair, pair[1:]):
-            a,b = part(a),part(b)
-            if (a.rows<0).all(): a.rows = np.arange(n, n+len(a.rows)); n += len(a.rows)
-            k,left = divmod(len(b.cols), len(a.rows))
-            if left or b.norm and k!=1: raise ReinitError(f'pairs: {a.name!r} has {len(a.rows)} rows, and {b.name!r} {len(b.cols)} columns: they do not fit')
+        if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3): raise ReinitError(f'pairs: {pair!r} should be (layer, next) or (layer, normalization, next)')
+        for a, b in zip(pair, pair[1:]):
+            a, b = part(a), part(b)
+            if (a.rows < 0).all(): a.rows = np.arange(n, n + len(a.rows)); n += len(a.rows)
+            k, left = divmod(len(b.cols), len(a.rows))
+            if left or b.norm and k != 1: raise ReinitError(f'pairs: {a.name!r} has {len(a.rows)} rows, and {b.name!r} {len(b.cols)} columns: they do not fit')
             b.cols = np.repeat(a.rows, k)
     return Wiring(list(parts.values()), n).settle()
 
 # %% ../nbs/23_frozen.ipynb #368a8f28
-def wiring(model:nn.Module, # Any network
-           x=None, # A batch, its shape, a tuple of tensors, or a `Wiring` (used as it is); default: images of usual sizes are tried
-           pairs:Iterable|None=None # By hand: `(layer, next)` or `(layer, normalization, next)`, names of modules
-          )->Wiring:
+def wiring(model: nn.Module,  # Any network
+           x=None,  # A batch, its shape, a tuple of tensors, or a `Wiring` (used as it is); default: images of usual sizes are tried
+           pairs: Iterable | None = None  # By hand: `(layer, next)` or `(layer, normalization, next)`, names of modules
+          ) -> Wiring:
     "Run `model` once without computing anything, and note which layer reads which channel"
     if isinstance(x, Wiring): return x
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
@@ -471,128 +479,131 @@ def wiring(model:nn.Module, # Any network
 def _texts(values):
     "Reasons, with how many channels they concern if not all"
     found = pd.Series([o for o in values if o is not None], dtype=object).value_counts(sort=False)
-    return '; '.join(k if v==len(values) else f'{v} of {len(values)}: {k}' for k,v in found.head(3).items()) + ('; …' if len(found)>3 else '')
+    return '; '.join(k if v == len(values) else f'{v} of {len(values)}: {k}' for k, v in found.head(3).items()) + ('; …' if len(found) > 3 else '')
 
 # %% ../nbs/23_frozen.ipynb #a369d519
 def _touch(sets, n):
     "Sparse matrix: which set has which channel"
     at = np.repeat(np.arange(len(sets)), [len(o) for o in sets])
-    return coo_matrix((np.ones(len(at), np.int32), (at,_cat(sets))), (len(sets),n)).tocsr()
+    return coo_matrix((np.ones(len(at), np.int32), (at, _cat(sets))), (len(sets), n)).tocsr()
 
 # %% ../nbs/23_frozen.ipynb #a8184218
 @patch
-def ends(self:Wiring, p:Part)->np.ndarray: # Channels
+def ends(self: Wiring, p: Part) -> np.ndarray:  # Channels
     "The channels in which the rows of `p` end: behind their normalization, where there is one"
     return self.at[p.weight][1]
 
 # %% ../nbs/23_frozen.ipynb #5a3a5e88
-_COLS = ['layer','kind','rows','norm','joins','next','countable','why','remark']
+_COLS = ['layer', 'kind', 'rows', 'norm', 'joins', 'next', 'countable', 'why', 'remark']
 
 # %% ../nbs/23_frozen.ipynb #93fae3a6
-def _label(p): return p.kind+(f' ({p.groups} groups)' if p.groups>1 else '')
+def _label(p): return p.kind + (f' ({p.groups} groups)' if p.groups > 1 else '')
 
 # %% ../nbs/23_frozen.ipynb #3b888f31
 @patch
-def table(self:Wiring)->pd.DataFrame: # One row per layer
+def table(self: Wiring) -> pd.DataFrame:  # One row per layer
     "Who reads whom"
-    L,rows = self.layers,[]
+    L, rows = self.layers, []
     E = _touch([self.ends(p) for p in L], self.n)
-    C,N = (_touch([p.cols[p.cols>=0] for p in o], self.n) for o in (L, self.norms))
-    R = _touch([o[~self.read[o]] for p in L for o in [p.rows[p.rows>=0]]], self.n)
-    joins,nxt,norms = ((a@b.T).toarray()>0 for a,b in ((E,E),(E,C),(R,N)))
-    def names(parts, on): return ', '.join(p.name for p,o in zip(parts, on) if o)
-    for i,p in enumerate(L):
-        c,ok,joins[i,i] = self.ends(p),self.every(p, self.countable),False
+    C, N = (_touch([p.cols[p.cols >= 0] for p in o], self.n) for o in (L, self.norms))
+    R = _touch([o[~self.read[o]] for p in L for o in [p.rows[p.rows >= 0]]], self.n)
+    joins, nxt, norms = ((a @ b.T).toarray() > 0 for a, b in ((E, E), (E, C), (R, N)))
+    def names(parts, on): return ', '.join(p.name for p, o in zip(parts, on) if o)
+    for i, p in enumerate(L):
+        c, ok, joins[i, i] = self.ends(p), self.every(p, self.countable), False
         why = _texts(self.why[c]) or ('' if ok.any() else 'no layer reads it')
         rows.append((p.name, _label(p), len(p.rows), names(self.norms, norms[i]), names(L, joins[i]), names(L, nxt[i]), int(ok.sum()), why, _texts(self.note[c])))
-    rows += [(w.rpartition('.')[0], 'weight', 0, '', '', '', 0, why, '') for w,why in self.inside.items() if 'weight' in w.rpartition('.')[2]]
+    rows += [(w.rpartition('.')[0], 'weight', 0, '', '', '', 0, why, '') for w, why in self.inside.items() if 'weight' in w.rpartition('.')[2]]
     return pd.DataFrame(rows, columns=_COLS)
 
 # %% ../nbs/23_frozen.ipynb #fe70c505
-def readers(model:nn.Module, # Any network
-            x=None, # As in `wiring`
-            pairs:Iterable|None=None # As in `wiring`
-           )->pd.DataFrame: # One row per layer
+def readers(model: nn.Module,  # Any network
+            x=None,  # As in `wiring`
+            pairs: Iterable | None = None  # As in `wiring`
+           ) -> pd.DataFrame:  # One row per layer
     "Which layer reads which, found by running `model`, and what cannot be counted"
     return wiring(model, x, pairs).table()
 
 # %% ../nbs/23_frozen.ipynb #1a1fb42f
-def _sums(w, cols, chunk=1<<18):
+def _sums(w, cols, chunk=1 << 18):
     "Sums of squares of the rows of a matrix, and of its `cols` columns of equal width, in chunks that fit the cache"
-    rows,total = [],0
-    for part in w.split(max(1, chunk//w.shape[1])):
-        q = part*part
-        rows.append(q.sum(1)); total = total+q.sum(0)
-    return torch.cat(rows),total.view(cols, -1).sum(1)
+    rows, total = [], 0
+    for part in w.split(max(1, chunk // w.shape[1])):
+        q = part * part
+        rows.append(q.sum(1))
+        total = total + q.sum(0)
+    return torch.cat(rows), total.view(cols, -1).sum(1)
 
 # %% ../nbs/23_frozen.ipynb #effdbb62
-def row_col_norms(w:Tensor, # Weight: rows first; of a transposed convolution: columns first
-                  b:Tensor|None=None, # Bias: belongs to the row
-                  groups:int=1, # Of a convolution
-                  transposed:bool=False # A transposed convolution?
-                 )->tuple[Tensor,Tensor]: # Norms of rows and of columns
+def row_col_norms(w: Tensor,  # Weight: rows first; of a transposed convolution: columns first
+                  b: Tensor | None = None,  # Bias: belongs to the row
+                  groups: int = 1,  # Of a convolution
+                  transposed: bool = False  # A transposed convolution?
+                 ) -> tuple[Tensor, Tensor]:  # Norms of rows and of columns
     "The L2 norm of every row and every column of a weight, in one pass"
     w = w.detach()
     if w.dtype not in (torch.float32, torch.float64): w = w.float()
-    n,flat = w.shape[0]//groups,w.reshape(w.shape[0], -1)
-    first,second = zip(*(_sums(flat[g*n:(g+1)*n], w.shape[1]) for g in range(groups))) if n>1 or w.shape[1]>1 else [[flat.square().sum(1)]]*2   # depthwise: one and the same
-    rows,cols = (torch.cat(o).sqrt() for o in ((second,first) if transposed else (first,second)))
-    return rows if b is None else torch.hypot(rows, b.detach().to(rows)),cols
+    n, flat = w.shape[0] // groups, w.reshape(w.shape[0], -1)
+    first, second = zip(*(_sums(flat[g * n:(g + 1) * n], w.shape[1]) for g in range(groups))) if n > 1 or w.shape[1] > 1 else [[flat.square().sum(1)]] * 2   # depthwise: one and the same
+    rows, cols = (torch.cat(o).sqrt() for o in ((second, first) if transposed else (first, second)))
+    return rows if b is None else torch.hypot(rows, b.detach().to(rows)), cols
 
 # %% ../nbs/23_frozen.ipynb #cbfb956e
 def _values(tensors, model, path):
     "The tensor at a path, or `None`"
     if path is None: return None
     t = tensors[path] if path in tensors else operator.attrgetter(path)(model)
-    if t.device.type=='meta': raise ReinitError(f'{path} has no values (it is on the meta device): load weights first')
+    if t.device.type == 'meta': raise ReinitError(f'{path} has no values (it is on the meta device): load weights first')
     return t.detach()
 
 # %% ../nbs/23_frozen.ipynb #a41de782
 @patch
-def norms_in(self:Part, model:nn.Module, bias:bool=True, tensors=None)->tuple[np.ndarray,np.ndarray]: # Norms of rows, and of the channels in `seen`
+def norms_in(self: Part, model: nn.Module, bias: bool = True, tensors=None) -> tuple[np.ndarray, np.ndarray]:  # Norms of rows, and of the channels in `seen`
     "Norms of rows, and of all that is read from each channel"
     tensors = dict(model.named_parameters()) if tensors is None else tensors
-    w,b = _values(tensors, model, self.weight),_values(tensors, model, self.bias if bias else None)
+    w, b = _values(tensors, model, self.weight), _values(tensors, model, self.bias if bias else None)
     if self.norm:
         r = (w.abs() if b is None else torch.hypot(w, b)).float().cpu().numpy()
-        return r,r
-    r,c = (o.cpu().numpy() for o in row_col_norms(w, b, self.groups, self.transposed))
-    chans,at = self.seen
-    return r,np.sqrt(np.bincount(at, weights=c.astype(float)**2))
+        return r, r
+    r, c = (o.cpu().numpy() for o in row_col_norms(w, b, self.groups, self.transposed))
+    chans, at = self.seen
+    return r, np.sqrt(np.bincount(at, weights=c.astype(float)**2))
 
 # %% ../nbs/23_frozen.ipynb #6674c473
 @patch
-def sizes(self:Part)->tuple[int,int]:
+def sizes(self: Part) -> tuple[int, int]:
     "Weights in a row (with its bias) and in a column"
-    if self.norm: return 1+bool(self.bias),1+bool(self.bias)
-    return len(self.cols)//self.groups*self.k + bool(self.bias),len(self.rows)//self.groups*self.k
+    if self.norm: return 1 + bool(self.bias), 1 + bool(self.bias)
+    return len(self.cols) // self.groups * self.k + bool(self.bias), len(self.rows) // self.groups * self.k
 
 # %% ../nbs/23_frozen.ipynb #f8dae5e3
 def _loud(w, model, cutoff, bias):
     "By channel: is anything that writes it, or reads it, at or above the cutoff? By part: how many rows and columns are below"
-    writes,reads,small,tensors = np.zeros(w.n, bool),np.zeros(w.n, bool),{},dict(model.named_parameters())
+    writes, reads, small, tensors = np.zeros(w.n, bool), np.zeros(w.n, bool), {}, dict(model.named_parameters())
     for p in w.parts:
-        r,c = p.norms_in(model, bias, tensors)
+        r, c = p.norms_in(model, bias, tensors)
         chans = p.cols if p.norm else p.seen[0]
-        small[p.weight] = int((r<cutoff).sum()),int((c<cutoff).sum())
-        for mask,at,norms in ((writes, p.rows, r), (reads, chans, c)):
-            loud = at[~(norms<cutoff)]; mask[loud[loud>=0]] = True            # what is not a number is not below
-    return writes,reads,small
+        small[p.weight] = int((r < cutoff).sum()), int((c < cutoff).sum())
+        for mask, at, norms in ((writes, p.rows, r), (reads, chans, c)):
+            loud = at[~(norms < cutoff)]
+            mask[loud[loud >= 0]] = True            # what is not a number is not below
+    return writes, reads, small
 
 # %% ../nbs/23_frozen.ipynb #4978a32e
 def _third(w, reads, double):
     "Section 6.2 as it stands: the column of the same index in the layer after. Gives channels that fail, and those whose columns are the third"
     any_reader = w.read | np.isin(np.arange(w.n), w.into)
-    quiet,fails,third = any_reader & ~reads,np.zeros(w.n, bool),np.zeros(w.n, bool)
+    quiet, fails, third = any_reader & ~reads, np.zeros(w.n, bool), np.zeros(w.n, bool)
     for p in w.layers:
         i = np.flatnonzero(_on(double, p.rows))
         for q in w.layers if len(i) else ():
             j = i[np.isin(p.rows[i], q.seen[0])]
             if not len(j): continue
-            d = np.where(j<len(q.rows), q.rows[np.minimum(j, len(q.rows)-1)], -1)
-            ok = (d>=0) & quiet[d]
-            fails[p.rows[j[~ok]]] = True; third[d[ok]] = True
-    return fails,third
+            d = np.where(j < len(q.rows), q.rows[np.minimum(j, len(q.rows) - 1)], -1)
+            ok = (d >= 0) & quiet[d]
+            fails[p.rows[j[~ok]]] = True
+            third[d[ok]] = True
+    return fails, third
 
 # %% ../nbs/23_frozen.ipynb #64adaf7a
 def _on(mask, chans): return np.append(mask, False)[chans]      # −1 is the last: no channel
@@ -600,39 +611,39 @@ def _on(mask, chans): return np.append(mask, False)[chans]      # −1 is the la
 # %% ../nbs/23_frozen.ipynb #cf722d7d
 def _frozen_channels(w, model, cutoff, bias):
     "By channel: double, triple, rows in front of a normalization that belong to a triple, columns that are the third; and what is small by itself"
-    writes,reads,small = _loud(w, model, cutoff, bias)
+    writes, reads, small = _loud(w, model, cutoff, bias)
     double = w.countable & ~writes & ~reads
-    normed,fails,front = (np.zeros(w.n, bool) for _ in range(3))
+    normed, fails, front = (np.zeros(w.n, bool) for _ in range(3))
     normed[w.behind] = True
     fails[w.behind[~w.written[w.into] | writes[w.into]]] = True
     bare = double & ~normed
-    more,third = _third(w, reads, bare)
+    more, third = _third(w, reads, bare)
     triple = double & ~fails & ~more
     front[w.into[triple[w.behind]]] = True
-    return double,triple,front,third,small
+    return double, triple, front, third, small
 
 # %% ../nbs/23_frozen.ipynb #12e5cb5a
 def _weights(p, on, more_rows, more_cols):
     "Weights in rows and columns whose channels are `on`, or in more: with both sizes added, and each once"
-    row,col = (on|more_rows)[p.rows],(on|more_cols)[p.cols]
-    (a,b),r,c = p.sizes(),int(row.sum()),int(col.sum())
-    if not r and not c: return 0,0
-    if p.norm: return (int((row|col).sum())*a,)*2
-    both = (row.reshape(p.groups, -1).sum(1)*col.reshape(p.groups, -1).sum(1)).sum() if r and c else 0
-    return r*a+c*b,r*a+c*b-int(both)*p.k
+    row, col = (on | more_rows)[p.rows], (on | more_cols)[p.cols]
+    (a, b), r, c = p.sizes(), int(row.sum()), int(col.sum())
+    if not r and not c: return 0, 0
+    if p.norm: return (int((row | col).sum()) * a,) * 2
+    both = (row.reshape(p.groups, -1).sum(1) * col.reshape(p.groups, -1).sum(1)).sum() if r and c else 0
+    return r * a + c * b, r * a + c * b - int(both) * p.k
 
 # %% ../nbs/23_frozen.ipynb #9cf2c617
 def _count(w, model, cutoff, bias):
     "The table of `mutually_frozen`"
-    *masks,small = _frozen_channels(w, model, cutoff, bias)
-    double,triple,front,third = (np.append(o, False) for o in masks)      # channel −1 is the last: none
-    none,any_,out = np.zeros(w.n+1, bool),double.any(),[]
+    *masks, small = _frozen_channels(w, model, cutoff, bias)
+    double, triple, front, third = (np.append(o, False) for o in masks)      # channel −1 is the last: none
+    none, any_, out = np.zeros(w.n + 1, bool), double.any(), []
     for p in w.parts:
         frozen = int(w.every(p, double).sum()) if any_ else 0
-        d,t,distinct = (_weights(p, double, none, none)[0], _weights(p, triple, front, third)[0], _weights(p, double, front, third)[1]) if any_ else (0,0,0)
-        total = len(p.rows)*p.sizes()[0]
-        out.append((p.name, _label(p), 'norm' if p.norm else 'layer', len(p.rows), *small[p.weight], w.can[p.weight], frozen, d, t, distinct, total, distinct/total))
-    return pd.DataFrame(out, columns=['layer','kind','role','rows','small_rows','small_cols','countable','frozen','double','triple','distinct','weights','share'])
+        d, t, distinct = (_weights(p, double, none, none)[0], _weights(p, triple, front, third)[0], _weights(p, double, front, third)[1]) if any_ else (0, 0, 0)
+        total = len(p.rows) * p.sizes()[0]
+        out.append((p.name, _label(p), 'norm' if p.norm else 'layer', len(p.rows), *small[p.weight], w.can[p.weight], frozen, d, t, distinct, total, distinct / total))
+    return pd.DataFrame(out, columns=['layer', 'kind', 'role', 'rows', 'small_rows', 'small_cols', 'countable', 'frozen', 'double', 'triple', 'distinct', 'weights', 'share'])
 
 # %% ../nbs/23_frozen.ipynb #513353f9
 def _check_countable(model, w):
@@ -641,13 +652,13 @@ def _check_countable(model, w):
     raise ReinitError(f'{type(model).__name__} has no pair of layers that can be counted: ' + ('; '.join(why[:3]) or 'no layer reads another') + '. Name pairs by hand with pairs=, if there are any')
 
 # %% ../nbs/23_frozen.ipynb #84e50785
-def mutually_frozen(model:nn.Module, # Any network
-                    x=None, # A batch, its shape, or a `Wiring`; default: images of usual sizes are tried
-                    cutoff:float=1e-2, # A norm below this counts as zero
-                    bias:bool=True, # Does a bias belong to its row?
-                    pairs:Iterable|None=None, # As in `wiring`
-                    data=None # With data, also dead units and effective ranks, as in `units`
-                   )->pd.DataFrame: # One row per layer
+def mutually_frozen(model: nn.Module,  # Any network
+                    x=None,  # A batch, its shape, or a `Wiring`; default: images of usual sizes are tried
+                    cutoff: float = 1e-2,  # A norm below this counts as zero
+                    bias: bool = True,  # Does a bias belong to its row?
+                    pairs: Iterable | None = None,  # As in `wiring`
+                    data=None  # With data, also dead units and effective ranks, as in `units`
+                   ) -> pd.DataFrame:  # One row per layer
     "Count the double- and triple-frozen weights of `model`, which stays as it is"
     check_number('cutoff', cutoff, 0, lo_open=True)
     w = wiring(model, x, pairs)
@@ -656,37 +667,37 @@ def mutually_frozen(model:nn.Module, # Any network
     return df if data is None else df.merge(units(model, data, w).drop(columns='units'), on='layer', how='left')
 
 # %% ../nbs/23_frozen.ipynb #4c253ad8
-def frozen_totals(df:pd.DataFrame # From `mutually_frozen`
-                 )->pd.DataFrame: # One row
+def frozen_totals(df: pd.DataFrame  # From `mutually_frozen`
+                 ) -> pd.DataFrame:  # One row
     "Filters and weights of the whole network; `share` is of all weights of the layers in the table"
-    f = df[df.role=='layer']
-    n,w = f.countable.sum(),df.weights.sum()
-    return pd.DataFrame([dict(filters=n, frozen=f.frozen.sum(), frozen_share=f.frozen.sum()/n, double=df.double.sum(), triple=df.triple.sum(), distinct=df.distinct.sum(), weights=w, share=df.distinct.sum()/w)])
+    f = df[df.role == 'layer']
+    n, w = f.countable.sum(), df.weights.sum()
+    return pd.DataFrame([dict(filters=n, frozen=f.frozen.sum(), frozen_share=f.frozen.sum() / n, double=df.double.sum(), triple=df.triple.sum(), distinct=df.distinct.sum(), weights=w, share=df.distinct.sum() / w)])
 
 # %% ../nbs/23_frozen.ipynb #70176c2f
-def plot_frozen(df:pd.DataFrame, # From `mutually_frozen`
-                ax=None # Where to draw
-               ): # Axes
+def plot_frozen(df: pd.DataFrame,  # From `mutually_frozen`
+                ax=None  # Where to draw
+               ):  # Axes
     "The share of frozen filters, layer by layer"
     from matplotlib import pyplot as plt
-    t = df[(df.role=='layer') & (df.countable>0)]
-    ax = ax or plt.subplots(figsize=(min(10, 1.5+.3*len(t)),2.8), layout='constrained')[1]
-    ax.bar(range(len(t)), t.frozen/t.countable)
-    ax.set(ylabel='share of filters frozen', xticks=range(len(t)) if len(t)<40 else [])
-    if len(t)<40: ax.set_xticklabels(t.layer, rotation=90, fontsize=7)
+    t = df[(df.role == 'layer') & (df.countable > 0)]
+    ax = ax or plt.subplots(figsize=(min(10, 1.5 + .3 * len(t)), 2.8), layout='constrained')[1]
+    ax.bar(range(len(t)), t.frozen / t.countable)
+    ax.set(ylabel='share of filters frozen', xticks=range(len(t)) if len(t) < 40 else [])
+    if len(t) < 40: ax.set_xticklabels(t.layer, rotation=90, fontsize=7)
     else: ax.set_xlabel(f'{len(t)} layers, in the order of use')
     return ax
 
 # %% ../nbs/23_frozen.ipynb #4d3e9c30
-def effective_rank(gram:Tensor, # Features × features: sum of z zᵀ
-                   delta:float=.01 # Of srank
-                  )->tuple[float,int]: # Effective rank and srank
+def effective_rank(gram: Tensor,  # Features × features: sum of z zᵀ
+                   delta: float = .01  # Of srank
+                  ) -> tuple[float, int]:  # Effective rank and srank
     "Two measures of how many directions the features use"
     s = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt().flip(0)
-    s = torch.where(s>s[:1]*1e-7, s, 0.)            # the Gram matrix squares the noise of rounding
-    if not s.sum()>0: return 0.,0
-    p = s/s.sum()
-    return float(torch.exp(torch.special.entr(p).sum())),int((p.cumsum(0)<1-delta).sum())+1
+    s = torch.where(s > s[:1] * 1e-7, s, 0.)            # the Gram matrix squares the noise of rounding
+    if not s.sum() > 0: return 0., 0
+    p = s / s.sum()
+    return float(torch.exp(torch.special.entr(p).sum())), int((p.cumsum(0) < 1 - delta).sum()) + 1
 
 # %% ../nbs/23_frozen.ipynb #9fe0604c
 def _batches(data):
@@ -694,7 +705,7 @@ def _batches(data):
     if isinstance(data, Tensor): return [data]
     if hasattr(data, 'train') and hasattr(data, 'valid'): raise ReinitError(f'data is a {type(data).__name__}: give one of its loaders, as in dls.valid')
     if isinstance(data, nn.Module) or not isinstance(data, Iterable): raise ReinitError(f'data is a {type(data).__name__}: give a batch of inputs, (x, y), a list of batches, or a loader')
-    if isinstance(data, (tuple,list)) and len(data)==2 and all(isinstance(o, Tensor) for o in data): return [data[0]]
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(o, Tensor) for o in data): return [data[0]]
     xs = [b if isinstance(b, Tensor) else b[0] for b in data]
     if not xs: raise ReinitError('data is empty: give one example or more')
     return xs
@@ -702,13 +713,13 @@ def _batches(data):
 # %% ../nbs/23_frozen.ipynb #d0c2b0a0
 class _Features:
     "What a layer sees: the largest absolute value of each column, and the Gram matrix"
-    def __init__(self, p): self.p,self.top,self.gram = p,None,None
+    def __init__(self, p): self.p, self.top, self.gram = p, None, None
     def __call__(self, m, args):
         z = args[0].detach().as_subclass(Tensor)
         z = (z if isinstance(m, nn.Linear) else z.movedim(1, -1)).reshape(-1, len(self.p.cols)).double()
-        top,gram = z.abs().amax(0),z.T@z if z.shape[1]<=4096 else None     # wider: no rank
+        top, gram = z.abs().amax(0), z.T @ z if z.shape[1] <= 4096 else None     # wider: no rank
         self.top = top if self.top is None else torch.maximum(self.top, top)
-        self.gram = gram if self.gram is None else self.gram+gram
+        self.gram = gram if self.gram is None else self.gram + gram
 
 # %% ../nbs/23_frozen.ipynb #d1dd9795
 def _first_reader(w, p, mods):
@@ -719,59 +730,59 @@ def _first_reader(w, p, mods):
 # %% ../nbs/23_frozen.ipynb #27db4afa
 def _unit_row(w, p, f):
     "Dead units of `p` and the ranks of what its reader sees of it"
-    at,c,rows = w.at[p.weight]
-    alive,here = np.zeros(w.n+1, bool),np.isin(f.p.cols, c)
-    alive[f.p.cols[(f.top>0).cpu().numpy()]] = True      # the last place is for columns that could not be followed
-    on,k = np.isin(c, f.p.cols),rows.max()+1
-    seen,live = np.bincount(at[on], minlength=k)>0,np.bincount(at[on & alive[c]], minlength=k)>0
-    n,dead = int(seen[rows].sum()),int((seen & ~live)[rows].sum())
+    at, c, rows = w.at[p.weight]
+    alive, here = np.zeros(w.n + 1, bool), np.isin(f.p.cols, c)
+    alive[f.p.cols[(f.top > 0).cpu().numpy()]] = True      # the last place is for columns that could not be followed
+    on, k = np.isin(c, f.p.cols), rows.max() + 1
+    seen, live = np.bincount(at[on], minlength=k) > 0, np.bincount(at[on & alive[c]], minlength=k) > 0
+    n, dead = int(seen[rows].sum()), int((seen & ~live)[rows].sum())
     here = torch.as_tensor(here)
-    ranks = (math.nan,math.nan) if f.gram is None else effective_rank(f.gram.cpu()[here][:,here])
-    return p.name,n,dead,dead/n,*ranks
+    ranks = (math.nan, math.nan) if f.gram is None else effective_rank(f.gram.cpu()[here][:, here])
+    return p.name, n, dead, dead / n, *ranks
 
 # %% ../nbs/23_frozen.ipynb #29c9a5e7
 def _run_all(model, xs, hooks):
     "Run `model` on all batches, in evaluation mode, and leave it as it was"
-    modes,dev = [(m, m.training) for m in model.modules()],next(model.parameters()).device
+    modes, dev = [(m, m.training) for m in model.modules()], next(model.parameters()).device
     try:
         model.eval()
-        with torch.random.fork_rng(devices=[]),torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             for x in xs: model(x.to(dev))
     except Exception as e: raise ReinitError(f'{type(model).__name__} does not run on data of shape {tuple(x.shape)}: {(str(e) or repr(e)).splitlines()[0]}') from e
     finally:
         for h in hooks: h.remove()
-        for m,mode in modes: m.training = mode
+        for m, mode in modes: m.training = mode
 
 # %% ../nbs/23_frozen.ipynb #2cc04ebb
-def units(model:nn.Module, # Any network
-          data, # A batch of inputs, `(x, y)`, a list of batches, or a loader
-          x=None, # As in `wiring`; default: the first batch
-          pairs:Iterable|None=None # As in `wiring`
-         )->pd.DataFrame: # One row per layer that another one reads
+def units(model: nn.Module,  # Any network
+          data,  # A batch of inputs, `(x, y)`, a list of batches, or a loader
+          x=None,  # As in `wiring`; default: the first batch
+          pairs: Iterable | None = None  # As in `wiring`
+         ) -> pd.DataFrame:  # One row per layer that another one reads
     "Dead units and effective ranks of what each layer passes on, in evaluation mode"
     xs = _batches(data)
-    w,mods = wiring(model, xs[0] if x is None else x, pairs),dict(model.named_modules())
-    reads = {p.name:q for p in w.layers if (q := _first_reader(w, p, mods)) is not None}
-    feats = {q.name:_Features(q) for q in reads.values()}
-    _run_all(model, xs, [mods[n].register_forward_pre_hook(f) for n,f in feats.items()])
+    w, mods = wiring(model, xs[0] if x is None else x, pairs), dict(model.named_modules())
+    reads = {p.name: q for p in w.layers if (q := _first_reader(w, p, mods)) is not None}
+    feats = {q.name: _Features(q) for q in reads.values()}
+    _run_all(model, xs, [mods[n].register_forward_pre_hook(f) for n, f in feats.items()])
     rows = [_unit_row(w, p, feats[reads[p.name].name]) for p in w.layers if p.name in reads]
-    return pd.DataFrame(rows, columns=['layer','units','dead','dead_share','rank','srank'])
+    return pd.DataFrame(rows, columns=['layer', 'units', 'dead', 'dead_share', 'rank', 'srank'])
 
 # %% ../nbs/23_frozen.ipynb #9ccf2502
 class MutuallyFrozenCallback(Callback):
     "Count mutually frozen weights before training and after every epoch"
-    order,run_valid = 60,False
+    order, run_valid = 60, False
     def __init__(self,
-                 cutoff:float=1e-2, # A norm below this counts as zero
-                 bias:bool=True, # Does a bias belong to its row?
-                 pairs:Iterable|None=None, # As in `wiring`
-                 every:int=1 # Epochs between two counts
+                 cutoff: float = 1e-2,  # A norm below this counts as zero
+                 bias: bool = True,  # Does a bias belong to its row?
+                 pairs: Iterable | None = None,  # As in `wiring`
+                 every: int = 1  # Epochs between two counts
                 ):
-        self.cutoff,self.bias,self.pairs = check_number('cutoff', cutoff, 0, lo_open=True),bias,pairs
-        self.every,self.counts,self.traced,self.example = check_number('every', every, 1, integer=True),[],None,()
+        self.cutoff, self.bias, self.pairs = check_number('cutoff', cutoff, 0, lo_open=True), bias, pairs
+        self.every, self.counts, self.traced, self.example = check_number('every', every, 1, integer=True), [], None, ()
 
     def before_train(self):
-        if self.epoch==0 and not hasattr(self.learn, 'lr_finder'): self.counts,self.traced = [],None
+        if self.epoch == 0 and not hasattr(self.learn, 'lr_finder'): self.counts, self.traced = [], None
 
     def before_batch(self):
         if self.traced is not None or not self.learn.training or hasattr(self.learn, 'lr_finder'): return
@@ -779,8 +790,8 @@ class MutuallyFrozenCallback(Callback):
         if not self.counts: self.note(self.epoch)   # none yet: training was not taken up from a checkpoint
 
     def after_train(self):
-        done = self.epoch+1
-        if self.traced is not None and not hasattr(self.learn, 'lr_finder') and (done%self.every==0 or done==self.n_epoch): self.note(done)
+        done = self.epoch + 1
+        if self.traced is not None and not hasattr(self.learn, 'lr_finder') and (done % self.every == 0 or done == self.n_epoch): self.note(done)
 
 # %% ../nbs/23_frozen.ipynb #0bc41d35
 def _unwrapped(model):
@@ -792,57 +803,57 @@ def _unwrapped(model):
 
 # %% ../nbs/23_frozen.ipynb #d5fe20c3
 @patch
-def trace(self:MutuallyFrozenCallback, xb:tuple):
+def trace(self: MutuallyFrozenCallback, xb: tuple):
     "Find out which layer reads which, with a batch"
     net = _unwrapped(self.learn.model)
     traced = wiring(net, xb, self.pairs)
     _check_countable(net, traced)
-    self.traced,self.example = traced,[x[:1] for x in xb]
+    self.traced, self.example = traced, [x[:1] for x in xb]
 
 @patch
-def note(self:MutuallyFrozenCallback, epoch:int):
+def note(self: MutuallyFrozenCallback, epoch: int):
     "Count now"
     self.counts.append(mutually_frozen(_unwrapped(self.learn.model), self.traced, self.cutoff, self.bias).assign(epoch=epoch))
 
 # %% ../nbs/23_frozen.ipynb #4db1626c
 @patch(as_prop=True)
-def df(self:MutuallyFrozenCallback)->pd.DataFrame: # One row per epoch and layer
+def df(self: MutuallyFrozenCallback) -> pd.DataFrame:  # One row per epoch and layer
     "All counts"
     return pd.concat(self.counts, ignore_index=True) if self.counts else pd.DataFrame()
 
 # %% ../nbs/23_frozen.ipynb #60d848b2
 @patch(as_prop=True)
-def totals(self:MutuallyFrozenCallback)->pd.DataFrame: # One row per epoch
+def totals(self: MutuallyFrozenCallback) -> pd.DataFrame:  # One row per epoch
     "Counts of the whole network"
     return pd.concat([frozen_totals(o).assign(epoch=o.epoch[0]) for o in self.counts], ignore_index=True) if self.counts else pd.DataFrame()
 
 # %% ../nbs/23_frozen.ipynb #745477e4
 @patch
-def state_dict(self:MutuallyFrozenCallback)->dict: return dict(counts=[o.to_dict('list') for o in self.counts], example=list(self.example))
+def state_dict(self: MutuallyFrozenCallback) -> dict: return dict(counts=[o.to_dict('list') for o in self.counts], example=list(self.example))
 
 @patch
-def load_state_dict(self:MutuallyFrozenCallback, state:dict):
+def load_state_dict(self: MutuallyFrozenCallback, state: dict):
     self.counts = [pd.DataFrame(o) for o in state['counts']]
     if state['example']: self.trace(tuple(state['example']))   # an epoch may have no batch left
 
 # %% ../nbs/23_frozen.ipynb #6bc56b81
 @patch
-def plot(self:MutuallyFrozenCallback,
-         ax=None # Where to draw
-        ): # Axes
+def plot(self: MutuallyFrozenCallback,
+         ax=None  # Where to draw
+        ):  # Axes
     "Frozen filters of each layer by epoch"
     from matplotlib import pyplot as plt
     if not self.counts: raise ReinitError('nothing was counted yet: fit first')
-    ax = ax or plt.subplots(figsize=(5,3), layout='constrained')[1]
+    ax = ax or plt.subplots(figsize=(5, 3), layout='constrained')[1]
     df = self.df
-    for k,g in df[(df.role=='layer') & (df.countable>0)].groupby('layer', sort=False): ax.plot(g.epoch, g.frozen/g.countable, label=k, marker='.')
+    for k, g in df[(df.role == 'layer') & (df.countable > 0)].groupby('layer', sort=False): ax.plot(g.epoch, g.frozen / g.countable, label=k, marker='.')
     ax.set(xlabel='epoch', ylabel='share of filters frozen')
-    if len(ax.lines)<=12: ax.legend(frameon=False, fontsize=7)
+    if len(ax.lines) <= 12: ax.legend(frameon=False, fontsize=7)
     return ax
 
 # %% ../nbs/23_frozen.ipynb #6864c6de
-_KEYS = ('state_dict','model_state_dict','model_state','model','net','network','module','ema','model_ema','weights')
-_PREFIXES = ('module.','_orig_mod.','model.','net.')
+_KEYS = ('state_dict', 'model_state_dict', 'model_state', 'model', 'net', 'network', 'module', 'ema', 'model_ema', 'weights')
+_PREFIXES = ('module.', '_orig_mod.', 'model.', 'net.')
 
 # %% ../nbs/23_frozen.ipynb #c39b8a01
 def _is_state(o): return isinstance(o, dict) and bool(o) and all(isinstance(k, str) for k in o) and all(isinstance(v, Tensor) for v in o.values())
@@ -858,24 +869,24 @@ def _find_state(o, path):
     raise ReinitError(f'{str(path)!r} holds {what}, and no state dict (names and tensors), nor one under {", ".join(_KEYS)}: save model.state_dict()')
 
 # %% ../nbs/23_frozen.ipynb #c8b5f823
-def read_state(path # A file written by `torch.save`
-              )->dict[str,Tensor]: # Names and tensors
+def read_state(path  # A file written by `torch.save`
+              ) -> dict[str, Tensor]:  # Names and tensors
     "The state dict in a file, read without running anything in it"
     try: o = torch.load(path, map_location='cpu', weights_only=True)
     except FileNotFoundError: raise ReinitError(f'there is no file {str(path)!r}') from None
-    except (IsADirectoryError,PermissionError) as e: raise ReinitError(f'{str(path)!r} cannot be read: {e.strerror}') from None
+    except (IsADirectoryError, PermissionError) as e: raise ReinitError(f'{str(path)!r} cannot be read: {e.strerror}') from None
     except pickle.UnpicklingError as e:
         if 'Weights only load failed' not in str(e): raise ReinitError(f'{str(path)!r} cannot be read: it is damaged, or not written by torch.save') from e
         raise ReinitError(f'{str(path)!r} holds more than tensors, and is not opened, since that could run code in it: save model.state_dict() instead of the model') from e
     except Exception as e: raise ReinitError(f'{str(path)!r} cannot be read ({type(e).__name__}): it is damaged, or not written by torch.save') from e
     state = _find_state(o, path)
-    for p in _PREFIXES*2:
-        if all(k.startswith(p) for k in state): state = {k.removeprefix(p):v for k,v in state.items()}
+    for p in _PREFIXES * 2:
+        if all(k.startswith(p) for k in state): state = {k.removeprefix(p): v for k, v in state.items()}
     return state
 
 # %% ../nbs/23_frozen.ipynb #339488db
 def _torchvision(name, **options):
-    from torchvision.models import get_model,list_models
+    from torchvision.models import get_model, list_models
     if name in list_models(): return lambda **kw: get_model(name, weights=None, **options, **kw)
 def _timm(name, **options):
     try: import timm
@@ -885,22 +896,22 @@ def _ours(name, **options):
     if name in MODELS: return lambda **kw: MODELS[name](**options, **kw)
 
 # where to look, and what the number of classes is called there
-ZOOS = {'torchvision':(_torchvision,'num_classes'), 'reinit_nb':(_ours,'n_out'), 'timm':(_timm,'num_classes')}   # timm last: it takes long to import
+ZOOS = {'torchvision': (_torchvision, 'num_classes'), 'reinit_nb': (_ours, 'n_out'), 'timm': (_timm, 'num_classes')}   # timm last: it takes long to import
 
 # %% ../nbs/23_frozen.ipynb #87567d95
 def _misfit(net, state):
     "How a state dict does not fit a network: names that are missing, that are too many, and shapes"
-    own,new = ({k:tuple(v.shape) for k,v in o.items() if not k.endswith('num_batches_tracked')} for o in (net.state_dict(), state))
-    return [k for k in own if k not in new],[k for k in new if k not in own],[(k, new[k], own[k]) for k in own if k in new and own[k]!=new[k]]
+    own, new = ({k: tuple(v.shape) for k, v in o.items() if not k.endswith('num_batches_tracked')} for o in (net.state_dict(), state))
+    return [k for k in own if k not in new], [k for k in new if k not in own], [(k, new[k], own[k]) for k in own if k in new and own[k] != new[k]]
 
 # %% ../nbs/23_frozen.ipynb #39c7d70f
-def _some(items, n=3): return ', '.join(map(str, items[:n])) + (f' and {len(items)-n} more' if len(items)>n else '')
+def _some(items, n=3): return ', '.join(map(str, items[:n])) + (f' and {len(items)-n} more' if len(items) > n else '')
 
 # %% ../nbs/23_frozen.ipynb #119b1092
 def _say_misfit(arch, miss):
-    missing,extra,shapes = miss
-    parts = [f'{len(missing)} missing: {_some(missing)}']*bool(missing) + [f'{len(extra)} not in it: {_some(extra)}']*bool(extra)
-    parts += ['of another shape: ' + _some([f'{k} is {a} and should be {b}' for k,a,b in shapes])]*bool(shapes)
+    missing, extra, shapes = miss
+    parts = [f'{len(missing)} missing: {_some(missing)}'] * bool(missing) + [f'{len(extra)} not in it: {_some(extra)}'] * bool(extra)
+    parts += ['of another shape: ' + _some([f'{k} is {a} and should be {b}' for k, a, b in shapes])] * bool(shapes)
     return f'the file does not fit {arch}: ' + '; '.join(parts)
 
 # %% ../nbs/23_frozen.ipynb #7ab48d0d
@@ -908,7 +919,7 @@ def _make(maker, **kw):
     "A network without values if possible: it is about to be loaded"
     try:
         with torch.device('meta'): return maker(**kw)
-    except (ReinitError,TypeError): raise
+    except (ReinitError, TypeError): raise
     except Exception:
         with torch.random.fork_rng(devices=[]): return maker(**kw)
 
@@ -917,28 +928,28 @@ def _fitting(maker, classes, state):
     "A network and how it does not fit; the number of classes is taken from the file"
     net = _make(maker)
     miss = _misfit(net, state)
-    found = {a[0] for _,a,b in miss[2] if a[1:]==b[1:]}
-    if miss[0] or miss[1] or len(found)!=1: return net,miss
-    other = _make(maker, **{classes:found.pop()})
+    found = {a[0] for _, a, b in miss[2] if a[1:] == b[1:]}
+    if miss[0] or miss[1] or len(found) != 1: return net, miss
+    other = _make(maker, **{classes: found.pop()})
     again = _misfit(other, state)
-    return (net,miss) if any(again) else (other,again)
+    return (net, miss) if any(again) else (other, again)
 
 # %% ../nbs/23_frozen.ipynb #893dd3eb
-def load_arch(arch:str, # A name of torchvision, timm or `models`; `timm:resnet18` says where
-              state:dict, # Names and tensors, from `read_state`
-              **options # For the function that makes the network
-             )->nn.Module: # With the weights of `state`, for evaluation
+def load_arch(arch: str,  # A name of torchvision, timm or `models`; `timm:resnet18` says where
+              state: dict,  # Names and tensors, from `read_state`
+              **options  # For the function that makes the network
+             ) -> nn.Module:  # With the weights of `state`, for evaluation
     "The network called `arch` with the weights in `state`"
-    zoo,_,name = arch.rpartition(':')
+    zoo, _, name = arch.rpartition(':')
     if zoo: check_choice('arch', zoo, ZOOS)
     bad = []
-    for z,(find,classes) in ZOOS.items():
+    for z, (find, classes) in ZOOS.items():
         if zoo not in ('', z): continue
         try:
             maker = find(name, **options)
             if maker is None: continue
-            net,miss = _fitting(maker, classes, state)
-        except (TypeError,ValueError) as e: bad.append(f'{z}:{name} cannot be made with {options}: {e}'); continue
+            net, miss = _fitting(maker, classes, state)
+        except (TypeError, ValueError) as e: bad.append(f'{z}:{name} cannot be made with {options}: {e}'); continue
         if not any(miss): return _loaded(net, state)
         bad.append(_say_misfit(f'{z}:{name}', miss))
     raise ReinitError('; '.join(bad) if bad else f'arch={arch!r} is not a network of {zoo or "torchvision, timm or reinit_nb"}' + _similar(name))
@@ -946,8 +957,8 @@ def load_arch(arch:str, # A name of torchvision, timm or `models`; `timm:resnet1
 # %% ../nbs/23_frozen.ipynb #93f2126f
 def _loaded(net, state):
     own = net.state_dict()
-    zero = {k:torch.zeros((), dtype=torch.long) for k in own if k.endswith('num_batches_tracked')}
-    net.load_state_dict({k:(zero|state)[k] for k in own}, assign=True)
+    zero = {k: torch.zeros((), dtype=torch.long) for k in own if k.endswith('num_batches_tracked')}
+    net.load_state_dict({k: (zero | state)[k] for k in own}, assign=True)
     return net.eval()
 
 # %% ../nbs/23_frozen.ipynb #440f68cd

@@ -8,13 +8,15 @@ __all__ = ['block_output', 'LayerwiseCallback']
 # %% ../nbs/32_lw.ipynb #267f82aa
 import math
 from collections.abc import Callable
+
 import torch
-from fastcore.basics import patch,store_attr
-from torch import Tensor,nn
+from fastcore.basics import patch, store_attr
+from torch import Tensor, nn
 from torch.func import functional_call
-from .blocks import NORM,Blocks,FixedNorm,drawn,insert_after
-from .core import ReinitError,check_number
-from .reinit import lw_schedule,norm_of,output_stats,rescale
+
+from .blocks import NORM, Blocks, FixedNorm, drawn, insert_after
+from .core import ReinitError, check_number
+from .reinit import lw_schedule, norm_of, output_stats, rescale
 from .rounds import RoundCallback
 
 # %% ../nbs/32_lw.ipynb #36935110
@@ -23,32 +25,33 @@ class _Seen(Exception): "The input of the norm is known: nothing above has to be
 def _for_statistics(model, rest):
     "Modes and flags of all modules, set for a measurement; gives what was there"
     old = [(m, m.training, getattr(m, 'track_running_stats', None), getattr(m, 'momentum', None)) for m in model.modules()]
-    for m,*_ in old:
+    for m, *_ in old:
         m.training = isinstance(m, nn.modules.batchnorm._NormBase) and m not in rest
-        if m.training: m.track_running_stats,m.momentum = isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats,0.   # statistics of the batch, and no trace of them
+        if m.training: m.track_running_stats, m.momentum = isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats, 0.   # statistics of the batch, and no trace of them
     return old
 
 def _as_before(old):
-    for m,training,track,momentum in old:
+    for m, training, track, momentum in old:
         m.training = training
-        if track is not None: m.track_running_stats,m.momentum = track,momentum
+        if track is not None: m.track_running_stats, m.momentum = track, momentum
 
 # %% ../nbs/32_lw.ipynb #a07972ea
 @torch.no_grad()
-def block_output(model:nn.Module, # A model with norms
-                 norm:FixedNorm, # The one after the block
-                 new:dict, # Parameters by name, used in place of the model's own
-                 xb:tuple, # A batch
-                 rest:set=frozenset() # Normalization layers that use their running statistics
-                )->Tensor: # What goes into `norm`
+def block_output(model: nn.Module,  # A model with norms
+                 norm: FixedNorm,  # The one after the block
+                 new: dict,  # Parameters by name, used in place of the model's own
+                 xb: tuple,  # A batch
+                 rest: set = frozenset()  # Normalization layers that use their running statistics
+                ) -> Tensor:  # What goes into `norm`
     "Z of Algorithm 1, line 11: the output of a block, before its norm"
     seen = []
     def stop(m, args): seen.append(args[0]); raise _Seen
-    hook,old = norm.register_forward_pre_hook(stop),_for_statistics(model, rest)
+    hook, old = norm.register_forward_pre_hook(stop), _for_statistics(model, rest)
     try: functional_call(model, new, tuple(x.as_subclass(Tensor) if isinstance(x, Tensor) else x for x in xb))
     except _Seen: pass
     finally:
-        hook.remove(); _as_before(old)
+        hook.remove()
+        _as_before(old)
     if not seen: raise ReinitError('the block was not called for this batch: name other blocks')
     if not isinstance(seen[0], Tensor): raise ReinitError(f'the block gives a {type(seen[0]).__name__}, and should give a tensor: name other blocks')
     return seen[0]
@@ -58,74 +61,75 @@ class LayerwiseCallback(RoundCallback):
     "LW: Algorithm 1 of the reinitialization paper"
     first = 1
     def __init__(self,
-                 blocks=None, # Names of blocks, or how many (K); default: found
-                 n_iter:int=1, # N, rounds for each block
-                 rescale:bool=True, # Give the blocks up to k their initial norm back?
-                 normalize:bool=True, # Put a fixed norm after each block?
-                 reinit:bool=True, # Redraw all above block k?
-                 freeze:bool=False, # Freeze the blocks that are kept, once they have been trained?
-                 init:str|Callable='he', # Where fresh weights come from, as in `RoundCallback`
-                 opt_state:str='zero', # What becomes of momentum: `zero`, `keep` or `slice`
-                 steps_per_round:int|None=None, # Batches of a round; default: rounds share the epochs
-                 restart:bool=True, # Do learning-rate schedules restart with each round?
-                 seed:int=0 # Of fresh weights
+                 blocks=None,  # Names of blocks, or how many (K); default: found
+                 n_iter: int = 1,  # N, rounds for each block
+                 rescale: bool = True,  # Give the blocks up to k their initial norm back?
+                 normalize: bool = True,  # Put a fixed norm after each block?
+                 reinit: bool = True,  # Redraw all above block k?
+                 freeze: bool = False,  # Freeze the blocks that are kept, once they have been trained?
+                 init: str | Callable = 'he',  # Where fresh weights come from, as in `RoundCallback`
+                 opt_state: str = 'zero',  # What becomes of momentum: `zero`, `keep` or `slice`
+                 steps_per_round: int | None = None,  # Batches of a round; default: rounds share the epochs
+                 restart: bool = True,  # Do learning-rate schedules restart with each round?
+                 seed: int = 0  # Of fresh weights
                 ):
         super().__init__(None, steps_per_round, blocks, init, opt_state, restart, seed)
         store_attr('n_iter,rescale,normalize,reinit,freeze')
         check_number('n_iter', n_iter, 1, integer=True)
 
-    def n_rounds(self, b): return len(b)*self.n_iter
-    def k(self, b, r): return lw_schedule(len(b), self.n_iter)[r-1]
+    def n_rounds(self, b): return len(b) * self.n_iter
+    def k(self, b, r): return lw_schedule(len(b), self.n_iter)[r - 1]
     def redraws(self, b, r):
         above = {id(part) for part in b.parts[self.k(b, r):]}
         return (lambda name: id(b.part_of(name)) in above) if self.reinit else None
     def normalised(self, b, r): return b[self.k(b, r)].name if self.normalize else None
-    def frozen(self, b, r): return set(b.upto(self.k(b, r))) if self.freeze and r>1 else set()
+    def frozen(self, b, r): return set(b.upto(self.k(b, r))) if self.freeze and r > 1 else set()
 
 # %% ../nbs/32_lw.ipynb #b8d37d3f
 @patch
-def partly(self:LayerwiseCallback, b:Blocks, r:int)->dict:
+def partly(self: LayerwiseCallback, b: Blocks, r: int) -> dict:
     if not self.rescale: return {}
-    began = self.norm0 or {n:norm_of(w.detach()) for n,w in drawn(b.model).items()}
-    return {n:'rescaled' for n in b.upto(self.k(b, r)) if began.get(n, 0)>0}
+    began = self.norm0 or {n: norm_of(w.detach()) for n, w in drawn(b.model).items()}
+    return {n: 'rescaled' for n in b.upto(self.k(b, r)) if began.get(n, 0) > 0}
 
 @patch
-def weights(self:LayerwiseCallback, ws:dict, r:int)->tuple[dict,dict]:
-    for n,w in ws.items():
-        if norm_of(w)==0: raise ReinitError(f'{n} cannot be rescaled before round {r}: it has become zero. Nothing was changed')
-    return {n:rescale(w, self.norm0[n]) for n,w in ws.items()},{}
+def weights(self: LayerwiseCallback, ws: dict, r: int) -> tuple[dict, dict]:
+    for n, w in ws.items():
+        if norm_of(w) == 0: raise ReinitError(f'{n} cannot be rescaled before round {r}: it has become zero. Nothing was changed')
+    return {n: rescale(w, self.norm0[n]) for n, w in ws.items()}, {}
 
 # %% ../nbs/32_lw.ipynb #b8d37d02
 @patch
-def _norm(self:LayerwiseCallback, part): return self.parts.model.get_submodule(part.last)._modules.get(NORM)
+def _norm(self: LayerwiseCallback, part): return self.parts.model.get_submodule(part.last)._modules.get(NORM)
 
 @patch
-def prepare(self:LayerwiseCallback, b:Blocks):
+def prepare(self: LayerwiseCallback, b: Blocks):
     self.parts = b
     device = next(b.model.parameters()).device
     for part in b if self.normalize else ():
         if self._norm(part) is None: insert_after(b.model, part.last, FixedNorm().to(device))
 
 @patch
-def _rest(self:LayerwiseCallback, r):
+def _rest(self: LayerwiseCallback, r):
     "Normalization layers that do not use the batch in round `r`"
-    b,names = self.parts,self.frozen(self.parts, r)
-    def still(n): return (part := b.part_of(n)) is not None and bool(part.params) and set(part.params)<=names
-    return {m for n,m in b.model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase) and (not m.training or still(n))}
+    b, names = self.parts, self.frozen(self.parts, r)
+    def still(n): return (part := b.part_of(n)) is not None and bool(part.params) and set(part.params) <= names
+    return {m for n, m in b.model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase) and (not m.training or still(n))}
 
 @patch
-def normalise(self:LayerwiseCallback, new:dict, r:int)->dict:
+def normalise(self: LayerwiseCallback, new: dict, r: int) -> dict:
     if not self.normalize: return {}
     part = self.parts[self.k(self.parts, r)]
     why = None
     try: stats = torch.stack(output_stats(block_output(self.parts.model, self._norm(part), new, self.learn.xb, self._rest(r)).float()))
-    except ReinitError as e: stats,why = torch.full((2,), math.nan, device=self._norm(part).mu.device),e
+    except ReinitError as e: stats, why = torch.full((2,), math.nan, device=self._norm(part).mu.device), e
     if isinstance(self.learn.model, nn.parallel.DistributedDataParallel): torch.distributed.broadcast(stats, 0)   # every process has a batch of its own
     if stats.isnan().any(): raise ReinitError(f'round {r}, block {part.name!r}: {why or "process 0 could not measure it"}. Nothing was changed') from why
     return dict(block=part.name, mu=stats[0].item(), sigma=stats[1].item())
 
 @patch
-def settle(self:LayerwiseCallback, found:dict, r:int):
+def settle(self: LayerwiseCallback, found: dict, r: int):
     if not found: return
     norm = self._norm(self.parts[found['block']])
-    norm.mu.fill_(found['mu']); norm.sigma.fill_(found['sigma'])
+    norm.mu.fill_(found['mu'])
+    norm.sigma.fill_(found['sigma'])

@@ -10,59 +10,62 @@ __all__ = ['NORMS', 'INITS', 'PAPERS', 'POSITIONS', 'MODELS', 'NetOptions', 'ini
            'imagenet_input', 'resnet50_imagenet']
 
 # %% ../nbs/10_models.ipynb #5d9a923c
-import inspect,os
+import inspect
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import torch
 from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.func import functional_call
+
 from .blocks import draw
 from .core import Recipe, ReinitError, Streams, check_choice, check_number
 
 # %% ../nbs/10_models.ipynb #bda1e718
-NORMS,INITS = ('layer','batch','none'),('he','xavier')
+NORMS, INITS = ('layer', 'batch', 'none'), ('he', 'xavier')
 
 @dataclass(frozen=True)
 class NetOptions(Recipe):
     "What every network can be asked for"
-    n_out:int = 10        # Classes
-    c_in:int = 3          # Channels of the images
-    size:int = 32         # Height and width of the images
-    width:float = 1.      # Channels are multiplied by this
-    norm:str = 'layer'    # `layer`, `batch` or `none`; default: as in the network's paper
-    dropout:float = 0.    # Probability
-    init:str = 'he'       # `he` or `xavier`; default: as in the network's paper
-    seed:int = 0          # Of the initial weights
+    n_out: int = 10        # Classes
+    c_in: int = 3          # Channels of the images
+    size: int = 32         # Height and width of the images
+    width: float = 1.      # Channels are multiplied by this
+    norm: str = 'layer'    # `layer`, `batch` or `none`; default: as in the network's paper
+    dropout: float = 0.    # Probability
+    init: str = 'he'       # `he` or `xavier`; default: as in the network's paper
+    seed: int = 0          # Of the initial weights
 
     def check(self):
-        for f in ('n_out','c_in','size'): check_number(f, getattr(self, f), 1, integer=True)
+        for f in ('n_out', 'c_in', 'size'): check_number(f, getattr(self, f), 1, integer=True)
         check_number('width', self.width, 0, lo_open=True)
         check_number('seed', self.seed, 0, integer=True)
         check_choice('norm', self.norm, NORMS)
         check_choice('init', self.init, INITS)
-        if check_number('dropout', self.dropout, 0, 1)==1: raise ReinitError('dropout=1 leaves nothing; use less than 1')
+        if check_number('dropout', self.dropout, 0, 1) == 1: raise ReinitError('dropout=1 leaves nothing; use less than 1')
 
-    def ch(self, c:int)->int: return max(1, int(c*self.width + .5))
+    def ch(self, c: int) -> int: return max(1, int(c * self.width + .5))
 
 # %% ../nbs/10_models.ipynb #18cda2fa
-PAPERS = {'mlp':       dict(norm='none',  init='xavier', smallest=1,  source='Coil & Cheney 2025'),
-          'scnn':      dict(norm='layer', init='he',     smallest=4,  source='the reinitialization paper, Appendix C'),
-          'vgg16':     dict(norm='layer', init='he',     smallest=32, source='Simonyan & Zisserman 2015'),
-          'mobilenet': dict(norm='layer', init='he',     smallest=16, source='Howard et al. 2017, shallow'),
-          'resnet50':  dict(norm='layer', init='he',     smallest=8,  source='He et al. 2016'),
-          'resnet18':  dict(norm='batch', init='he',     smallest=8,  source='He et al. 2016'),
-          'allcnn':    dict(norm='batch', init='he',     smallest=9,  source='Springenberg et al. 2015, All-CNN-C')}
+PAPERS = {'mlp': dict(norm='none', init='xavier', smallest=1, source='Coil & Cheney 2025'),
+          'scnn': dict(norm='layer', init='he', smallest=4, source='the reinitialization paper, Appendix C'),
+          'vgg16': dict(norm='layer', init='he', smallest=32, source='Simonyan & Zisserman 2015'),
+          'mobilenet': dict(norm='layer', init='he', smallest=16, source='Howard et al. 2017, shallow'),
+          'resnet50': dict(norm='layer', init='he', smallest=8, source='He et al. 2016'),
+          'resnet18': dict(norm='batch', init='he', smallest=8, source='He et al. 2016'),
+          'allcnn': dict(norm='batch', init='he', smallest=9, source='Springenberg et al. 2015, All-CNN-C')}
 
 def _options(name, given):
     "Options of network `name`: what is given, else its paper's"
     paper = PAPERS[name]
-    o = NetOptions(**{'norm':paper['norm'], 'init':paper['init'], **given})
-    if o.size<paper['smallest']:
+    o = NetOptions(**{'norm': paper['norm'], 'init': paper['init'], **given})
+    if o.size < paper['smallest']:
         raise ReinitError(f'size={o.size} is too small for the strides of {name}: {paper["smallest"]} pixels are the least')
     return o
 
@@ -72,78 +75,78 @@ def _takes_options(f):
     f = delegates(NetOptions)(f)
     f.__delwrap__ = NetOptions     # the class has comments to show; its generated `__init__` has no source
     sig = inspect.signature(f)
-    f.__signature__ = sig.replace(parameters=[p.replace(default=PAPERS[f.__name__].get(k, p.default)) for k,p in sig.parameters.items()])
+    f.__signature__ = sig.replace(parameters=[p.replace(default=PAPERS[f.__name__].get(k, p.default)) for k, p in sig.parameters.items()])
     return f
 
 # %% ../nbs/10_models.ipynb #a07972ea
 @torch.no_grad()
-def init_weights(net:nn.Module, # Of convolutions, dense layers and normalizations
-                 init:str, # `he` or `xavier`
-                 streams:Streams # Each layer draws from the `init` stream of its own fork
-                )->nn.Module: # `net`
+def init_weights(net: nn.Module,  # Of convolutions, dense layers and normalizations
+                 init: str,  # `he` or `xavier`
+                 streams: Streams  # Each layer draws from the `init` stream of its own fork
+                ) -> nn.Module:  # `net`
     "Give every layer of `net` its initial weights"
-    for name,m in net.named_modules():
-        if isinstance(m, (nn.Linear,nn.Conv2d)):
+    for name, m in net.named_modules():
+        if isinstance(m, (nn.Linear, nn.Conv2d)):
             m.weight.copy_(draw(m.weight.shape, init, streams.fork(name).init))
             if m.bias is not None: m.bias.zero_()
-        elif isinstance(m, (nn.GroupNorm,nn.modules.batchnorm._BatchNorm)): m.reset_parameters()
+        elif isinstance(m, (nn.GroupNorm, nn.modules.batchnorm._BatchNorm)): m.reset_parameters()
     return net
 
 # %% ../nbs/10_models.ipynb #c1116ad7
 def _assemble(blocks, head, o, streams=None):
     "The network of `blocks` (built on the meta device) and `head`, with its initial weights"
-    net = nn.Sequential(OrderedDict([*((f'block{i}', b) for i,b in enumerate(blocks, 1)), ('head', head)]))
+    net = nn.Sequential(OrderedDict([*((f'block{i}', b) for i, b in enumerate(blocks, 1)), ('head', head)]))
     device = torch.get_default_device()
-    if device.type=='meta': return net          # asked for a network without weights
+    if device.type == 'meta': return net          # asked for a network without weights
     return init_weights(net.to_empty(device=device), o.init, streams or Streams(o.seed))
 
 # %% ../nbs/10_models.ipynb #448cb907
-def named(**parts # Modules by name; those that are `None` are left out
-         )->nn.Sequential:
+def named(**parts  # Modules by name; those that are `None` are left out
+         ) -> nn.Sequential:
     "A sequence with names"
-    return nn.Sequential(OrderedDict((k,m) for k,m in parts.items() if m is not None))
+    return nn.Sequential(OrderedDict((k, m) for k, m in parts.items() if m is not None))
 
-def norm_layer(norm:str, # `layer`, `batch` or `none`
-               c:int, # Channels
-               dims:int=2 # Spatial dimensions: 2 after a convolution, 0 after a dense layer
-              )->nn.Module|None:
+def norm_layer(norm: str,  # `layer`, `batch` or `none`
+               c: int,  # Channels
+               dims: int = 2  # Spatial dimensions: 2 after a convolution, 0 after a dense layer
+              ) -> nn.Module | None:
     "A normalization of `c` channels"
-    if check_choice('norm', norm, NORMS)=='none': return None
-    return nn.GroupNorm(1, c) if norm=='layer' else (nn.BatchNorm2d if dims else nn.BatchNorm1d)(c)
+    if check_choice('norm', norm, NORMS) == 'none': return None
+    return nn.GroupNorm(1, c) if norm == 'layer' else (nn.BatchNorm2d if dims else nn.BatchNorm1d)(c)
 
 # %% ../nbs/10_models.ipynb #07227352
 def _drop(o): return nn.Dropout(o.dropout) if o.dropout else None
 
-def conv_block(o:NetOptions, # For the normalization
-               ci:int, # Channels in
-               co:int, # Channels out
-               kernel:int=3, # Height and width
-               stride:int=1, # Of the convolution
-               pad:int|None=None, # Default: keep the size at stride 1
-               groups:int=1, # `ci` makes it depthwise
-               bias:bool|None=None, # Default: where no normalization follows
-               relu:bool=True, # Activate?
-               pool:bool=False, # Max-pooling of 2×2?
-               drop:bool=False # Dropout?
-              )->nn.Sequential: # `conv`, `norm`, `relu`, `pool`, `dropout`
+def conv_block(o: NetOptions,  # For the normalization
+               ci: int,  # Channels in
+               co: int,  # Channels out
+               kernel: int = 3,  # Height and width
+               stride: int = 1,  # Of the convolution
+               pad: int | None = None,  # Default: keep the size at stride 1
+               groups: int = 1,  # `ci` makes it depthwise
+               bias: bool | None = None,  # Default: where no normalization follows
+               relu: bool = True,  # Activate?
+               pool: bool = False,  # Max-pooling of 2×2?
+               drop: bool = False  # Dropout?
+              ) -> nn.Sequential:  # `conv`, `norm`, `relu`, `pool`, `dropout`
     "Convolution, normalization, ReLU"
-    conv = nn.Conv2d(ci, co, kernel, stride, kernel//2 if pad is None else pad, groups=groups, bias=o.norm=='none' if bias is None else bias)
+    conv = nn.Conv2d(ci, co, kernel, stride, kernel // 2 if pad is None else pad, groups=groups, bias=o.norm == 'none' if bias is None else bias)
     return named(conv=conv, norm=norm_layer(o.norm, co), relu=nn.ReLU() if relu else None,
                  pool=nn.MaxPool2d(2) if pool else None, dropout=_drop(o) if drop else None)
 
 # %% ../nbs/10_models.ipynb #ace09e09
-def pooled_head(o:NetOptions, # For dropout and the number of classes
-                c:int # Channels of the last block
-               )->nn.Sequential:
+def pooled_head(o: NetOptions,  # For dropout and the number of classes
+                c: int  # Channels of the last block
+               ) -> nn.Sequential:
     "Average over the image, dropout, classifier"
     return named(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dropout=_drop(o), classifier=nn.Linear(c, o.n_out))
 
 # %% ../nbs/10_models.ipynb #7c7fe6f6
 def _dry_run(model, shape, seen=None, enter=None):
     "Run `model` on an input of `shape` without computing anything; calls `enter(name, module, inputs)` and `seen(name, module, output)`"
-    hooks = [m.register_forward_hook(lambda m,i,out,n=n: seen(n, m, out)) for n,m in model.named_modules() if seen]
-    hooks += [m.register_forward_pre_hook(lambda m,i,n=n: enter(n, m, i)) for n,m in model.named_modules() if enter]
-    state = {k: torch.empty_like(v, device='meta') for k,v in [*model.named_parameters(), *model.named_buffers()]}
+    hooks = [m.register_forward_hook(lambda m, i, out, n=n: seen(n, m, out)) for n, m in model.named_modules() if seen]
+    hooks += [m.register_forward_pre_hook(lambda m, i, n=n: enter(n, m, i)) for n, m in model.named_modules() if enter]
+    state = {k: torch.empty_like(v, device='meta') for k, v in [*model.named_parameters(), *model.named_buffers()]}
     modes = [(m, m.training) for m in model.modules()]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     try:
@@ -151,128 +154,128 @@ def _dry_run(model, shape, seen=None, enter=None):
         with torch.no_grad(): return functional_call(model, state, (torch.empty(shape, device='meta', dtype=dtype),))
     finally:
         for h in hooks: h.remove()
-        for m,mode in modes: m.training = mode
+        for m, mode in modes: m.training = mode
 
 # %% ../nbs/10_models.ipynb #305d6450
-_LAYERS = (nn.Conv1d,nn.Conv2d,nn.Conv3d,nn.Linear)
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
-def first_layer(model:nn.Module)->tuple[str,nn.Module]: # Name and module
+def first_layer(model: nn.Module) -> tuple[str, nn.Module]:  # Name and module
     "The first convolution or dense layer: what the input has to fit"
-    for name,m in model.named_modules():
-        if isinstance(m, _LAYERS): return name,m
+    for name, m in model.named_modules():
+        if isinstance(m, _LAYERS): return name, m
     raise ReinitError(f'{type(model).__name__} has no convolution and no dense layer')
 
-def input_shape(model:nn.Module, # Any network of images
-                size:int=32 # Height and width
-               )->tuple: # With a batch of one
+def input_shape(model: nn.Module,  # Any network of images
+                size: int = 32  # Height and width
+               ) -> tuple:  # With a batch of one
     "The shape of an input for `model`"
     m = first_layer(model)[1]
-    return (1,m.in_features) if isinstance(m, nn.Linear) else (1,m.in_channels) + (size,)*len(m.kernel_size)
+    return (1, m.in_features) if isinstance(m, nn.Linear) else (1, m.in_channels) + (size,) * len(m.kernel_size)
 
 # %% ../nbs/10_models.ipynb #7cd26639
-def layer_table(model:nn.Module, # Any network, not only ours
-                size:int=32 # Height and width of its images
-               )->pd.DataFrame: # A row per layer, in the order of use
+def layer_table(model: nn.Module,  # Any network, not only ours
+                size: int = 32  # Height and width of its images
+               ) -> pd.DataFrame:  # A row per layer, in the order of use
     "Parameters, multiply-adds and output shape (without the batch) of every layer"
     rows = []
     def seen(name, m, out):
         if next(m.children(), None) is not None or not isinstance(out, Tensor): return
-        cost = out.numel()*m.weight[0].numel() if isinstance(m, _LAYERS) else 0
+        cost = out.numel() * m.weight[0].numel() if isinstance(m, _LAYERS) else 0
         rows.append((name, type(m).__name__, sum(p.numel() for p in m.parameters()), cost, tuple(out.shape[1:])))
     _dry_run(model, input_shape(model, size), seen)
-    return pd.DataFrame(rows, columns=['layer','kind','parameters','multiply_adds','output'])
+    return pd.DataFrame(rows, columns=['layer', 'kind', 'parameters', 'multiply_adds', 'output'])
 
 # %% ../nbs/10_models.ipynb #90dc9630
-def multiply_adds(model:nn.Module, # Any network
-                  size:int=32 # Height and width of its images
-                 )->int: # For one image; convolutions and dense layers count, nothing else does
+def multiply_adds(model: nn.Module,  # Any network
+                  size: int = 32  # Height and width of its images
+                 ) -> int:  # For one image; convolutions and dense layers count, nothing else does
     "Multiply-adds of a forward pass"
     return int(layer_table(model, size).multiply_adds.sum())
 
-def n_params(model:nn.Module)->int:
+def n_params(model: nn.Module) -> int:
     "Number of parameters, trainable or not"
     return sum(p.numel() for p in model.parameters())
 
 # %% ../nbs/10_models.ipynb #b24dc2aa
-def block_table(model:nn.Sequential, # One of ours
-                size:int=32 # Height and width of its images
-               )->pd.DataFrame: # A row per block, and the head
+def block_table(model: nn.Sequential,  # One of ours
+                size: int = 32  # Height and width of its images
+               ) -> pd.DataFrame:  # A row per block, and the head
     "Parameters, their share, multiply-adds and output shape of every block"
     outs = {}
-    _dry_run(model, input_shape(model, size), lambda n,m,out: outs.update({n:tuple(out.shape[1:])}))
+    _dry_run(model, input_shape(model, size), lambda n, m, out: outs.update({n: tuple(out.shape[1:])}))
     layers = layer_table(model, size)
     cost = layers.groupby(layers.layer.str.partition('.')[0]).multiply_adds.sum()
-    rows = [(n, n_params(m), n_params(m)/n_params(model), int(cost[n]), outs[n]) for n,m in model.named_children()]
-    return pd.DataFrame(rows, columns=['block','parameters','share','multiply_adds','output'])
+    rows = [(n, n_params(m), n_params(m) / n_params(model), int(cost[n]), outs[n]) for n, m in model.named_children()]
+    return pd.DataFrame(rows, columns=['block', 'parameters', 'share', 'multiply_adds', 'output'])
 
 # %% ../nbs/10_models.ipynb #e0933c1e
-def plot_costs(df:pd.DataFrame, # From `block_table`
-                ax=None, # Default: a new one
-                title:str='' # Of the plot
-               ): # Axes
+def plot_costs(df: pd.DataFrame,  # From `block_table`
+                ax=None,  # Default: a new one
+                title: str = ''  # Of the plot
+               ):  # Axes
     "A bar for each block: its share of the parameters above, of the multiply-adds below"
     import matplotlib.pyplot as plt
-    if ax is None: ax = plt.subplots(figsize=(6,2.2), layout='constrained')[1]
-    x,p,m = range(len(df)),df.parameters/df.parameters.sum(),df.multiply_adds/df.multiply_adds.sum()
+    if ax is None: ax = plt.subplots(figsize=(6, 2.2), layout='constrained')[1]
+    x, p, m = range(len(df)), df.parameters / df.parameters.sum(), df.multiply_adds / df.multiply_adds.sum()
     ax.bar(x, p, label='parameters')
     ax.bar(x, -m, label='multiply-adds')
     ax.axhline(0, c='k', lw=.5)
     ax.set_xticks(x, [o.removeprefix('block') for o in df.block], fontsize=8)
-    ax.yaxis.set_major_formatter(lambda v,_: f'{abs(v):.0%}')
-    ax.set_ylim(-1.1*max(p.max(), m.max()), 1.1*max(p.max(), m.max()))
+    ax.yaxis.set_major_formatter(lambda v, _: f'{abs(v):.0%}')
+    ax.set_ylim(-1.1 * max(p.max(), m.max()), 1.1 * max(p.max(), m.max()))
     ax.set_title(title, fontsize=9)
     return ax
 
 # %% ../nbs/10_models.ipynb #2c2a3666
 @_takes_options
-def scnn(*, streams:Streams|None=None, # Draw from these instead of `seed`
-         **kwargs)->nn.Sequential: # `block1` … `block4`, `head`
+def scnn(*, streams: Streams | None = None,  # Draw from these instead of `seed`
+         **kwargs) -> nn.Sequential:  # `block1` … `block4`, `head`
     "The simple CNN of Appendix C"
     o = _options('scnn', kwargs)
-    ci,blocks = o.c_in,[]
+    ci, blocks = o.c_in, []
     with torch.device('meta'):
-        for c,pool in ((32,False),(32,True),(64,False),(64,True)):
-            blocks.append(conv_block(o, ci, ci:=o.ch(c), bias=True, pool=pool))
+        for c, pool in ((32, False), (32, True), (64, False), (64, True)):
+            blocks.append(conv_block(o, ci, ci := o.ch(c), bias=True, pool=pool))
         dense = o.ch(512)
-        head = named(flatten=nn.Flatten(), dense=nn.Linear(ci*(o.size//4)**2, dense), norm=norm_layer(o.norm, dense, 0), relu=nn.ReLU(),
+        head = named(flatten=nn.Flatten(), dense=nn.Linear(ci * (o.size // 4)**2, dense), norm=norm_layer(o.norm, dense, 0), relu=nn.ReLU(),
                      dropout=_drop(o), classifier=nn.Linear(dense, o.n_out))
     return _assemble(blocks, head, o, streams)
 
 # %% ../nbs/10_models.ipynb #2c2a3602
 @_takes_options
-def vgg16(*, streams:Streams|None=None, # Draw from these instead of `seed`
-          **kwargs)->nn.Sequential: # `block1` … `block13`, `head`
+def vgg16(*, streams: Streams | None = None,  # Draw from these instead of `seed`
+          **kwargs) -> nn.Sequential:  # `block1` … `block13`, `head`
     "VGG16"
     o = _options('vgg16', kwargs)
-    ci,blocks,d = o.c_in,[],o.ch(4096)
+    ci, blocks, d = o.c_in, [], o.ch(4096)
     with torch.device('meta'):
-        for c,n in ((64,2),(128,2),(256,3),(512,3),(512,3)):
-            for i in range(n): blocks.append(conv_block(o, ci, ci:=o.ch(c), bias=True, pool=i==n-1))
-        head = named(flatten=nn.Flatten(), dense1=nn.Linear(ci*(o.size//32)**2, d), relu1=nn.ReLU(), dropout1=_drop(o),
+        for c, n in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for i in range(n): blocks.append(conv_block(o, ci, ci := o.ch(c), bias=True, pool=i == n - 1))
+        head = named(flatten=nn.Flatten(), dense1=nn.Linear(ci * (o.size // 32)**2, d), relu1=nn.ReLU(), dropout1=_drop(o),
                      dense2=nn.Linear(d, d), relu2=nn.ReLU(), dropout2=_drop(o), classifier=nn.Linear(d, o.n_out))
     return _assemble(blocks, head, o, streams)
 
 # %% ../nbs/10_models.ipynb #db34ed81
-def separable(o:NetOptions, # For the normalization
-              ci:int, # Channels in
-              co:int, # Channels out
-              stride:int=1 # Of the depthwise convolution
-             )->nn.Sequential:
+def separable(o: NetOptions,  # For the normalization
+              ci: int,  # Channels in
+              co: int,  # Channels out
+              stride: int = 1  # Of the depthwise convolution
+             ) -> nn.Sequential:
     "A depthwise separable convolution"
     return named(depthwise=conv_block(o, ci, ci, stride=stride, groups=ci), pointwise=conv_block(o, ci, co, 1))
 
 # %% ../nbs/10_models.ipynb #2c2a3603
 @_takes_options
-def mobilenet(*, shallow:bool=True, # Without the five equal layers in the middle?
-              streams:Streams|None=None, # Draw from these instead of `seed`
-              **kwargs)->nn.Sequential: # `block1` … `block7`, `head`
+def mobilenet(*, shallow: bool = True,  # Without the five equal layers in the middle?
+              streams: Streams | None = None,  # Draw from these instead of `seed`
+              **kwargs) -> nn.Sequential:  # `block1` … `block7`, `head`
     "MobileNet v1"
     o = _options('mobilenet', kwargs)
     ci = o.ch(32)
     with torch.device('meta'):
-        stem = conv_block(o, o.c_in, ci, stride=1 if o.size<=64 else 2)
-        middle = [] if shallow else [(512,1)]*5
-        layers = [separable(o, ci, ci:=o.ch(c), s) for c,s in ((64,1),(128,2),(128,1),(256,2),(256,1),(512,2),*middle,(1024,2),(1024,1))]
+        stem = conv_block(o, o.c_in, ci, stride=1 if o.size <= 64 else 2)
+        middle = [] if shallow else [(512, 1)] * 5
+        layers = [separable(o, ci, ci := o.ch(c), s) for c, s in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *middle, (1024, 2), (1024, 1))]
         blocks = [named(stem=stem, separable=layers[0]), *layers[1:-2], named(separable1=layers[-2], separable2=layers[-1])]
         head = pooled_head(o, ci)
     return _assemble(blocks, head, o, streams)
@@ -280,24 +283,24 @@ def mobilenet(*, shallow:bool=True, # Without the five equal layers in the middl
 # %% ../nbs/10_models.ipynb #741509b0
 class Residual(nn.Module):
     "ReLU of `body` plus `shortcut` (`None`: the input as it is)"
-    def __init__(self, body:nn.Module, shortcut:nn.Module|None=None):
+    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None):
         super().__init__()
-        self.body,self.shortcut,self.relu = body,shortcut,nn.ReLU()
+        self.body, self.shortcut, self.relu = body, shortcut, nn.ReLU()
 
     def forward(self, x): return self.relu(self.body(x) + (x if self.shortcut is None else self.shortcut(x)))
 
 # %% ../nbs/10_models.ipynb #3ea35958
-def residual(o:NetOptions, # For the normalization
-             ci:int, # Channels in
-             c:int, # Channels inside
-             stride:int=1, # Of the (first) 3×3 convolution
-             expand:int=1 # 1: two 3×3 convolutions; 4: the bottleneck 1×1, 3×3, 1×1 with 4·`c` channels out
-            )->Residual:
+def residual(o: NetOptions,  # For the normalization
+             ci: int,  # Channels in
+             c: int,  # Channels inside
+             stride: int = 1,  # Of the (first) 3×3 convolution
+             expand: int = 1  # 1: two 3×3 convolutions; 4: the bottleneck 1×1, 3×3, 1×1 with 4·`c` channels out
+            ) -> Residual:
     "A block of ResNet18 or ResNet50"
-    co = expand*c
-    if expand==1: body = named(conv1=conv_block(o, ci, c, stride=stride), conv2=conv_block(o, c, co, relu=False))
+    co = expand * c
+    if expand == 1: body = named(conv1=conv_block(o, ci, c, stride=stride), conv2=conv_block(o, c, co, relu=False))
     else: body = named(conv1=conv_block(o, ci, c, 1), conv2=conv_block(o, c, c, stride=stride), conv3=conv_block(o, c, co, 1, relu=False))
-    return Residual(body, None if ci==co and stride==1 else conv_block(o, ci, co, 1, stride, relu=False))
+    return Residual(body, None if ci == co and stride == 1 else conv_block(o, ci, co, 1, stride, relu=False))
 
 # %% ../nbs/10_models.ipynb #36dba69b
 def _resnet(name, depths, expand, streams, kwargs):
@@ -305,40 +308,40 @@ def _resnet(name, depths, expand, streams, kwargs):
     o = _options(name, kwargs)
     ci = o.ch(64)
     with torch.device('meta'):
-        stem = conv_block(o, o.c_in, ci) if o.size<=64 else named(conv=conv_block(o, o.c_in, ci, 7, 2), pool=nn.MaxPool2d(3, 2, 1))
+        stem = conv_block(o, o.c_in, ci) if o.size <= 64 else named(conv=conv_block(o, o.c_in, ci, 7, 2), pool=nn.MaxPool2d(3, 2, 1))
         blocks = []
-        for i,n in enumerate(depths):
-            c = o.ch(64*2**i)
+        for i, n in enumerate(depths):
+            c = o.ch(64 * 2**i)
             for j in range(n):
                 blocks.append(residual(o, ci, c, 2 if i and not j else 1, expand))
-                ci = expand*c
+                ci = expand * c
         blocks[0] = named(stem=stem, residual=blocks[0])
         head = pooled_head(o, ci)
     return _assemble(blocks, head, o, streams)
 
 # %% ../nbs/10_models.ipynb #2c2a3604
 @_takes_options
-def resnet18(*, streams:Streams|None=None, # Draw from these instead of `seed`
-             **kwargs)->nn.Sequential: # `block1` … `block8`, `head`
+def resnet18(*, streams: Streams | None = None,  # Draw from these instead of `seed`
+             **kwargs) -> nn.Sequential:  # `block1` … `block8`, `head`
     "ResNet18"
-    return _resnet('resnet18', (2,2,2,2), 1, streams, kwargs)
+    return _resnet('resnet18', (2, 2, 2, 2), 1, streams, kwargs)
 
 @_takes_options
-def resnet50(*, streams:Streams|None=None, # Draw from these instead of `seed`
-             **kwargs)->nn.Sequential: # `block1` … `block16`, `head`
+def resnet50(*, streams: Streams | None = None,  # Draw from these instead of `seed`
+             **kwargs) -> nn.Sequential:  # `block1` … `block16`, `head`
     "ResNet50"
-    return _resnet('resnet50', (3,4,6,3), 4, streams, kwargs)
+    return _resnet('resnet50', (3, 4, 6, 3), 4, streams, kwargs)
 
 # %% ../nbs/10_models.ipynb #2c2a3605
 @_takes_options
-def allcnn(*, streams:Streams|None=None, # Draw from these instead of `seed`
-           **kwargs)->nn.Sequential: # `block1` … `block8`, `head`
+def allcnn(*, streams: Streams | None = None,  # Draw from these instead of `seed`
+           **kwargs) -> nn.Sequential:  # `block1` … `block8`, `head`
     "All-CNN-C"
     o = _options('allcnn', kwargs)
-    ci,blocks = o.c_in,[]
+    ci, blocks = o.c_in, []
     with torch.device('meta'):
-        for c,kernel,stride,pad in ((96,3,1,1),(96,3,1,1),(96,3,2,1),(192,3,1,1),(192,3,1,1),(192,3,2,1),(192,3,1,0),(192,1,1,0)):
-            blocks.append(conv_block(o, ci, ci:=o.ch(c), kernel, stride, pad, bias=True, drop=stride==2))
+        for c, kernel, stride, pad in ((96, 3, 1, 1), (96, 3, 1, 1), (96, 3, 2, 1), (192, 3, 1, 1), (192, 3, 1, 1), (192, 3, 2, 1), (192, 3, 1, 0), (192, 1, 1, 0)):
+            blocks.append(conv_block(o, ci, ci := o.ch(c), kernel, stride, pad, bias=True, drop=stride == 2))
         head = named(classifier=nn.Conv2d(ci, o.n_out, 1), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
     return _assemble(blocks, head, o, streams)
 
@@ -352,38 +355,38 @@ class Skip(nn.Sequential):
     "Adds its input to its output"
     def forward(self, x): return x + super().forward(x)
 
-def reservoirs(model:nn.Module)->list[str]: # In the order of the network
+def reservoirs(model: nn.Module) -> list[str]:  # In the order of the network
     "The names of the reservoir layers of `model`"
-    return [n for n,_ in model.named_modules() if n.rpartition('.')[2]=='reservoir']
+    return [n for n, _ in model.named_modules() if n.rpartition('.')[2] == 'reservoir']
 
 # %% ../nbs/10_models.ipynb #f5a331e2
 def _with_skips(layers, widths, skip):
     "The blocks: one per layer, or `skip` layers at a time where a skip spans them"
     if not skip: return layers
     ends = list(range(0, len(layers), skip))
-    for i,j in zip(ends, ends[1:]):
-        if widths[i]!=widths[j]: raise ReinitError(f'skip={skip} adds hidden layer {i} to {j}, but their widths are {widths[i]} and {widths[j]}: make them equal')
-    spans = [Skip(OrderedDict((f'layer{k}', layers[k]) for k in range(i+1, j+1))) for i,j in zip(ends, ends[1:])]
-    return [layers[0], *spans, *layers[ends[-1]+1:]]
+    for i, j in zip(ends, ends[1:]):
+        if widths[i] != widths[j]: raise ReinitError(f'skip={skip} adds hidden layer {i} to {j}, but their widths are {widths[i]} and {widths[j]}: make them equal')
+    spans = [Skip(OrderedDict((f'layer{k}', layers[k]) for k in range(i + 1, j + 1))) for i, j in zip(ends, ends[1:])]
+    return [layers[0], *spans, *layers[ends[-1] + 1:]]
 
 # %% ../nbs/10_models.ipynb #2c2a3606
 @_takes_options
-def mlp(n_in:int|None=None, # Inputs; default: `c_in`·`size`²
-        hidden:Sequence[int]=(64,128,64,64,128,64), # Widths of the hidden layers
-        n_out:int=10, # Classes
-        reservoir:Sequence[int]=(), # Which hidden layers are reservoirs, counted from 0
-        skip:int=0, # Add every `skip`-th hidden layer to the next such one; 0: no skips
-        frozen:bool=False, # Are the reservoirs left untrained?
-        streams:Streams|None=None, # Draw from these instead of `seed`
-        **kwargs)->nn.Sequential: # A block per hidden layer, `head`
+def mlp(n_in: int | None = None,  # Inputs; default: `c_in`·`size`²
+        hidden: Sequence[int] = (64, 128, 64, 64, 128, 64),  # Widths of the hidden layers
+        n_out: int = 10,  # Classes
+        reservoir: Sequence[int] = (),  # Which hidden layers are reservoirs, counted from 0
+        skip: int = 0,  # Add every `skip`-th hidden layer to the next such one; 0: no skips
+        frozen: bool = False,  # Are the reservoirs left untrained?
+        streams: Streams | None = None,  # Draw from these instead of `seed`
+        **kwargs) -> nn.Sequential:  # A block per hidden layer, `head`
     "Multilayer perceptron with ReLU"
     o = _options('mlp', dict(kwargs, n_out=n_out))
     hidden = [o.ch(check_number('hidden', h, 1, integer=True)) for h in hidden]
     if not hidden: raise ReinitError('hidden=() should name at least one hidden layer')
-    reservoir = {check_number('reservoir', i, 0, len(hidden)-1, integer=True) for i in reservoir}
-    dims = [o.c_in*o.size**2 if n_in is None else check_number('n_in', n_in, 1, integer=True), *hidden]
+    reservoir = {check_number('reservoir', i, 0, len(hidden) - 1, integer=True) for i in reservoir}
+    dims = [o.c_in * o.size**2 if n_in is None else check_number('n_in', n_in, 1, integer=True), *hidden]
     with torch.device('meta'):
-        layers = [_hidden_layer(o, a, b, i in reservoir, not i) for i,(a,b) in enumerate(zip(dims, hidden))]
+        layers = [_hidden_layer(o, a, b, i in reservoir, not i) for i, (a, b) in enumerate(zip(dims, hidden))]
         blocks = _with_skips(layers, hidden, check_number('skip', skip, 0, integer=True))
         head = named(classifier=nn.Linear(dims[-1], o.n_out))
     net = _assemble(blocks, head, o, streams)
@@ -391,39 +394,39 @@ def mlp(n_in:int|None=None, # Inputs; default: `c_in`·`size`²
     return net
 
 # %% ../nbs/10_models.ipynb #f1343d93
-POSITIONS = ('alternating','front','middle','back')
+POSITIONS = ('alternating', 'front', 'middle', 'back')
 
-def reservoir_layout(base:int=64, # Width of the base layers: 64 for MNIST, 256 for CIFAR
-                     repeats:int=2, # R: how often base, reservoir, base
-                     scale:float=2., # Width of a reservoir in base widths
-                     position:str='alternating' # One of `POSITIONS`
-                    )->dict: # Arguments `hidden` and `reservoir` of `mlp`
+def reservoir_layout(base: int = 64,  # Width of the base layers: 64 for MNIST, 256 for CIFAR
+                     repeats: int = 2,  # R: how often base, reservoir, base
+                     scale: float = 2.,  # Width of a reservoir in base widths
+                     position: str = 'alternating'  # One of `POSITIONS`
+                    ) -> dict:  # Arguments `hidden` and `reservoir` of `mlp`
     "The layers of the freezing study"
     R = check_number('repeats', repeats, 1, integer=True)
-    wide = max(1, int(check_number('scale', scale, 0, lo_open=True)*check_number('base', base, 1, integer=True) + .5))
-    start = {'front':0, 'middle':R, 'back':2*R}
-    where = range(1, 3*R, 3) if check_choice('position', position, POSITIONS)=='alternating' else range(start[position], start[position]+R)
-    return dict(hidden=tuple(wide if i in where else base for i in range(3*R)), reservoir=tuple(where))
+    wide = max(1, int(check_number('scale', scale, 0, lo_open=True) * check_number('base', base, 1, integer=True) + .5))
+    start = {'front': 0, 'middle': R, 'back': 2 * R}
+    where = range(1, 3 * R, 3) if check_choice('position', position, POSITIONS) == 'alternating' else range(start[position], start[position] + R)
+    return dict(hidden=tuple(wide if i in where else base for i in range(3 * R)), reservoir=tuple(where))
 
 # %% ../nbs/10_models.ipynb #f16a1391
-MODELS = {f.__name__: f for f in (mlp,scnn,vgg16,mobilenet,resnet50,resnet18,allcnn)}
+MODELS = {f.__name__: f for f in (mlp, scnn, vgg16, mobilenet, resnet50, resnet18, allcnn)}
 
-def model(name:str, # One of `MODELS`
-          **kwargs # As in `NetOptions`
-         )->nn.Sequential: # `block1` … `blockK`, `head`
+def model(name: str,  # One of `MODELS`
+          **kwargs  # As in `NetOptions`
+         ) -> nn.Sequential:  # `block1` … `blockK`, `head`
     "The network called `name`"
     return MODELS[check_choice('model', name, MODELS)](**kwargs)
 
-def catalogue(size:int=32, # Height and width of the images
-              **kwargs # As in `NetOptions`
-             )->pd.DataFrame: # A row per network that takes images of this size
+def catalogue(size: int = 32,  # Height and width of the images
+              **kwargs  # As in `NetOptions`
+             ) -> pd.DataFrame:  # A row per network that takes images of this size
     "All networks, with what they cost"
     rows = []
     with torch.device('meta'):
-        for name,f in MODELS.items():
-            if size<PAPERS[name]['smallest']: continue
+        for name, f in MODELS.items():
+            if size < PAPERS[name]['smallest']: continue
             net = f(size=size, **kwargs)
-            rows.append(dict(name=name, K=len(net)-1, parameters=n_params(net), multiply_adds=multiply_adds(net, size), **PAPERS[name]))
+            rows.append(dict(name=name, K=len(net) - 1, parameters=n_params(net), multiply_adds=multiply_adds(net, size), **PAPERS[name]))
     return pd.DataFrame(rows)
 
 # %% ../nbs/10_models.ipynb #e56c8198
@@ -431,24 +434,24 @@ def _check_first(name, m, x):
     "Does the batch `x` fit the first layer `m`?"
     if not x.is_floating_point(): raise ReinitError(f'the batch is of type {x.dtype}: networks take floating point numbers, such as x.float()/255')
     if isinstance(m, nn.Linear):
-        if x.flatten(1).shape[1]!=m.in_features:
+        if x.flatten(1).shape[1] != m.in_features:
             raise ReinitError(f'a batch of shape {tuple(x.shape)} has {x.flatten(1).shape[1]} numbers per example, but the first layer {name!r} takes {m.in_features}')
         return
-    if x.dim()!=2+len(m.kernel_size): raise ReinitError(f'a batch of shape {tuple(x.shape)} should have {2+len(m.kernel_size)} dimensions: images, channels, height, width')
-    if x.shape[1]!=m.in_channels:
+    if x.dim() != 2 + len(m.kernel_size): raise ReinitError(f'a batch of shape {tuple(x.shape)} should have {2+len(m.kernel_size)} dimensions: images, channels, height, width')
+    if x.shape[1] != m.in_channels:
         raise ReinitError(f'a batch of shape {tuple(x.shape)} has {x.shape[1]} channel(s), but the first layer {name!r} takes {m.in_channels}: '
                           f'build the network with c_in={x.shape[1]}, or change the images')
 
 # %% ../nbs/10_models.ipynb #d9120312
 def _room(m, inputs):
     "Do the images that enter `m` have at least one stride in each direction?"
-    if not isinstance(m, (nn.Conv2d,nn.MaxPool2d,nn.AvgPool2d)): return True
-    stride = m.stride if isinstance(m.stride, tuple) else (m.stride,)*2
-    return all(n>=s for n,s in zip(inputs[0].shape[-2:], stride))
+    if not isinstance(m, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)): return True
+    stride = m.stride if isinstance(m.stride, tuple) else (m.stride,) * 2
+    return all(n >= s for n, s in zip(inputs[0].shape[-2:], stride))
 
-def check_input(model:nn.Module, # Any network
-                x:Tensor # A batch
-               )->tuple: # Shape of the output
+def check_input(model: nn.Module,  # Any network
+                x: Tensor  # A batch
+               ) -> tuple:  # Shape of the output
     "Does `model` take the batch `x`? Computes nothing; raises an error that says what does not fit"
     _check_first(*first_layer(model), x)
     at = ['']
@@ -457,23 +460,23 @@ def check_input(model:nn.Module, # Any network
         if not _room(m, inputs): raise ReinitError(f'images of {x.shape[-2]}×{x.shape[-1]} are too small for the strides of this network: {name!r} finds less than one stride')
     try: out = _dry_run(model, x.shape, enter=enter)
     except ReinitError: raise
-    except (RuntimeError,ValueError) as e:
+    except (RuntimeError, ValueError) as e:
         raise ReinitError(f'a batch of shape {tuple(x.shape)} does not pass {at[0]!r}: {str(e).splitlines()[0].rstrip(".")}. '
                           'Is the image size the one that the network was built for?') from None
     return tuple(out.shape)
 
 # %% ../nbs/10_models.ipynb #082cba4d
-def imagenet_input(x:Tensor # Images n × 3 × height × width: bytes, or numbers between 0 and 1
-                  )->Tensor: # 255·RGB minus the mean colour
+def imagenet_input(x: Tensor  # Images n × 3 × height × width: bytes, or numbers between 0 and 1
+                  ) -> Tensor:  # 255·RGB minus the mean colour
     "What `resnet50_imagenet` takes"
-    if x.dim()!=4 or x.shape[1]!=3: raise ReinitError(f'images of shape {tuple(x.shape)} should be n × 3 × height × width')
-    x = x.float() if x.dtype==torch.uint8 else 255*x
-    return x - x.new_tensor([123.68,116.779,103.939])[:,None,None]
+    if x.dim() != 4 or x.shape[1] != 3: raise ReinitError(f'images of shape {tuple(x.shape)} should be n × 3 × height × width')
+    x = x.float() if x.dtype == torch.uint8 else 255 * x
+    return x - x.new_tensor([123.68, 116.779, 103.939])[:, None, None]
 
 # %% ../nbs/10_models.ipynb #92636653
 def _find_weights(path):
     "The file of pre-trained weights, or an error that says how to provide it"
-    if path is None and os.environ.get('REINIT_DATA'): path = Path(os.environ['REINIT_DATA'])/'resnet50_imagenet.npz'
+    if path is None and os.environ.get('REINIT_DATA'): path = Path(os.environ['REINIT_DATA']) / 'resnet50_imagenet.npz'
     if path is None or not Path(path).is_file():
         where = 'REINIT_DATA is not set' if path is None else f'there is no file {str(path)!r}'
         raise ReinitError(f'No pre-trained weights: {where}. Set REINIT_DATA to the folder that holds resnet50_imagenet.npz, give its path, '
@@ -489,13 +492,13 @@ def _read_weights(path):
 # %% ../nbs/10_models.ipynb #89624b2d
 def _as_v1(net):
     "Apply the differences to torchvision's ResNet50 that have no parameters"
-    for layer in (net.layer2, net.layer3, net.layer4): layer[0].conv1.stride,layer[0].conv2.stride = (2,2),(1,1)
+    for layer in (net.layer2, net.layer3, net.layer4): layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
     for m in net.modules():
         if isinstance(m, nn.BatchNorm2d): m.eps = 1e-3
     return net
 
-def resnet50_imagenet(path=None # The .npz; default: in the folder `REINIT_DATA`
-                     )->nn.Module: # torchvision's class; feed it with `imagenet_input`
+def resnet50_imagenet(path=None  # The .npz; default: in the folder `REINIT_DATA`
+                     ) -> nn.Module:  # torchvision's class; feed it with `imagenet_input`
     "ResNet50 trained on ImageNet"
     from torchvision.models import resnet50
     path = _find_weights(path)

@@ -8,174 +8,181 @@ __all__ = ['BEFORE', 'OPTS', 'SCHEDULES', 'METHODS', 'CONTROLS', 'Before', 'Lear
            'evaluate', 'measure', 'run_one', 'plan', 'missing', 'run']
 
 # %% ../nbs/40_path.ipynb #056d4acb
-import math,random,time
+import math
+import random
+import time
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass,fields
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+
 import numpy as np
 import torch
 from fastcore.basics import patch
-from torch import Tensor,nn
+from torch import Tensor, nn
+
 from .blocks import init_name
-from .core import Recipe,ReinitError,Streams,check_choice,check_number
-from .models import MODELS,PAPERS,NetOptions,model
-from .vision import Task,_enlarged,class_names,dls,load,missing as no_data
+from .core import Recipe, ReinitError, Streams, check_choice, check_number
+from .models import MODELS, PAPERS, NetOptions, model
+from .vision import Task, _enlarged, class_names, dls, load
+from .vision import missing as no_data
 
 # %% ../nbs/40_path.ipynb #2ae3f5c9
-BEFORE = {'dirac':dict(s=.2, one_d='add'), 'LW':dict(k=None), 'FC':{}, 'LLF':dict(layer=None), 'shrink':dict(shrink=.6, perturb=.1), 'fresh':{}}
+BEFORE = {'dirac': dict(s=.2, one_d='add'), 'LW': dict(k=None), 'FC': {}, 'LLF': dict(layer=None), 'shrink': dict(shrink=.6, perturb=.1), 'fresh': {}}
 
 @dataclass(frozen=True)
 class Before(Recipe):
     "An intervention before a task; options that are not given become its defaults, options of others stay `None`"
-    name:str = 'dirac'           # One of `BEFORE`
-    s:float|None = None          # dirac: factor of the Dirac that is added to every weight
-    one_d:str|None = None        # dirac: what becomes of one-dimensional tensors, as in `reset.ONE_D`
-    k:int|None = None            # LW: blocks that are kept; default: half of them
-    layer:str|None = None        # LLF: the first layer that is redrawn; default: the block in the middle
-    shrink:float|None = None     # Shrink and perturb: old weights are multiplied by this …
-    perturb:float|None = None    # … and a fresh draw times this is added
+    name: str = 'dirac'           # One of `BEFORE`
+    s: float | None = None          # dirac: factor of the Dirac that is added to every weight
+    one_d: str | None = None        # dirac: what becomes of one-dimensional tensors, as in `reset.ONE_D`
+    k: int | None = None            # LW: blocks that are kept; default: half of them
+    layer: str | None = None        # LLF: the first layer that is redrawn; default: the block in the middle
+    shrink: float | None = None     # Shrink and perturb: old weights are multiplied by this …
+    perturb: float | None = None    # … and a fresh draw times this is added
 
     def check(self):
         own = BEFORE[check_choice('before', self.name, BEFORE)]
-        for k in ('s','one_d','k','layer','shrink','perturb'):
+        for k in ('s', 'one_d', 'k', 'layer', 'shrink', 'perturb'):
             v = getattr(self, k)
             if k in own: object.__setattr__(self, k, own[k] if v is None else v)
             elif v is not None: raise ReinitError(f'{k}={v!r}: {self.name} has no {k}; ' + (f'it has {", ".join(own)}' if own else 'it has no options'))
-        if self.one_d: check_choice('one_d', self.one_d, ('add','one','keep'))
+        if self.one_d: check_choice('one_d', self.one_d, ('add', 'one', 'keep'))
         if self.k is not None: check_number('k', self.k, 0, integer=True)
         if self.shrink is not None: check_number('shrink', self.shrink, 0, 1); check_number('perturb', self.perturb, 0)
 
 # %% ../nbs/40_path.ipynb #d7bbc3ae
-OPTS = {'sgd':'SGD with momentum and L2 penalty', 'adam':'Adam with L2 penalty', 'adamw':'Adam with decoupled weight decay'}
-SCHEDULES = {'constant':'one learning rate', 'cosine':'from lr to 0, as half a cosine', 'one_cycle':"fastai's one cycle: up from lr/25 in the first quarter, then down to almost 0"}
+OPTS = {'sgd': 'SGD with momentum and L2 penalty', 'adam': 'Adam with L2 penalty', 'adamw': 'Adam with decoupled weight decay'}
+SCHEDULES = {'constant': 'one learning rate', 'cosine': 'from lr to 0, as half a cosine', 'one_cycle': "fastai's one cycle: up from lr/25 in the first quarter, then down to almost 0"}
 
 @dataclass(frozen=True)
 class Learn(Recipe):
     "How a task is learned"
-    later = ('patience','before')
-    opt:str = 'sgd'       # One of `OPTS`
-    lr:float = .003       # Learning rate; the highest one, if there is a schedule
-    momentum:float = .9   # Of SGD, or β₁ of Adam
-    wd:float = 1e-5       # Weight decay: L2 penalty for `sgd` and `adam`, decoupled for `adamw`
-    batch:int = 32        # Examples of a batch
-    epochs:int = 100      # In total: all rounds share them
-    schedule:str = 'constant'  # One of `SCHEDULES`; within a round, if it restarts with each
-    decay:float = 1.      # The learning rate is multiplied by this with every epoch, smoothly
-    patience:int|None = None    # Stop after so many epochs without improvement of the validation loss; `None`: never
-    before:Before|None = None   # What is done to the network first
+    later = ('patience', 'before')
+    opt: str = 'sgd'       # One of `OPTS`
+    lr: float = .003       # Learning rate; the highest one, if there is a schedule
+    momentum: float = .9   # Of SGD, or β₁ of Adam
+    wd: float = 1e-5       # Weight decay: L2 penalty for `sgd` and `adam`, decoupled for `adamw`
+    batch: int = 32        # Examples of a batch
+    epochs: int = 100      # In total: all rounds share them
+    schedule: str = 'constant'  # One of `SCHEDULES`; within a round, if it restarts with each
+    decay: float = 1.      # The learning rate is multiplied by this with every epoch, smoothly
+    patience: int | None = None    # Stop after so many epochs without improvement of the validation loss; `None`: never
+    before: Before | None = None   # What is done to the network first
 
     def check(self):
-        check_choice('opt', self.opt, OPTS); check_choice('schedule', self.schedule, SCHEDULES)
-        check_number('lr', self.lr, 0, lo_open=True); check_number('wd', self.wd, 0)
-        for k in ('batch','epochs'): check_number(k, getattr(self, k), 1, integer=True)
-        if check_number('momentum', self.momentum, 0, 1)==1: raise ReinitError('momentum=1 never forgets; use less than 1')
+        check_choice('opt', self.opt, OPTS)
+        check_choice('schedule', self.schedule, SCHEDULES)
+        check_number('lr', self.lr, 0, lo_open=True)
+        check_number('wd', self.wd, 0)
+        for k in ('batch', 'epochs'): check_number(k, getattr(self, k), 1, integer=True)
+        if check_number('momentum', self.momentum, 0, 1) == 1: raise ReinitError('momentum=1 never forgets; use less than 1')
         check_number('decay', self.decay, 0, 1, lo_open=True)
-        if self.patience is not None and check_number('patience', self.patience, 1, integer=True)>=self.epochs: raise ReinitError(
+        if self.patience is not None and check_number('patience', self.patience, 1, integer=True) >= self.epochs: raise ReinitError(
             f'patience={self.patience} is not below epochs={self.epochs}: training would be over before it could stop. Take more epochs, less patience, or None')
 
 # %% ../nbs/40_path.ipynb #23a10838
-def _cos(a, b, t): return b+(a-b)*(1+math.cos(math.pi*t))/2
+def _cos(a, b, t): return b + (a - b) * (1 + math.cos(math.pi * t)) / 2
 
-def lr_at(how:Learn, # Schedule and decay matter
-          pct:float, # Share of the training, or of a round, that is over
-          rounds:int=1 # That share the epochs, and in each of which the schedule starts anew
-         )->float:
+def lr_at(how: Learn,  # Schedule and decay matter
+          pct: float,  # Share of the training, or of a round, that is over
+          rounds: int = 1  # That share the epochs, and in each of which the schedule starts anew
+         ) -> float:
     "The learning rate"
-    f = {'constant':1., 'cosine':_cos(1, 0, pct), 'one_cycle':_cos(1/25, 1, 4*pct) if pct<.25 else _cos(1, 1e-5, (pct-.25)/.75)}
-    return how.lr*f[how.schedule]*how.decay**(pct*how.epochs/rounds)
+    f = {'constant': 1., 'cosine': _cos(1, 0, pct), 'one_cycle': _cos(1 / 25, 1, 4 * pct) if pct < .25 else _cos(1, 1e-5, (pct - .25) / .75)}
+    return how.lr * f[how.schedule] * how.decay**(pct * how.epochs / rounds)
 
-def momentum_at(how:Learn, pct:float)->float:
+def momentum_at(how: Learn, pct: float) -> float:
     "The momentum: lower by .1 where one cycle has its highest learning rate"
-    m,low = how.momentum,max(0., how.momentum-.1)
-    if how.schedule!='one_cycle': return m
-    return _cos(m, low, 4*pct) if pct<.25 else _cos(low, m, (pct-.25)/.75)
+    m, low = how.momentum, max(0., how.momentum - .1)
+    if how.schedule != 'one_cycle': return m
+    return _cos(m, low, 4 * pct) if pct < .25 else _cos(low, m, (pct - .25) / .75)
 
 # %% ../nbs/40_path.ipynb #0bf7427f
 _ROUNDS = dict(rounds=None, n_iter=1, blocks=None, opt_state='zero', restart=True)
 _FRESH = _ROUNDS | dict(init=None)
 _MASK = _FRESH | dict(frac=.2, scope='tensor')
-_LW = {k:v for k,v in _FRESH.items() if k!='rounds'} | dict(rescale=True, normalize=True, reinit=True, freeze=False)
+_LW = {k: v for k, v in _FRESH.items() if k != 'rounds'} | dict(rescale=True, normalize=True, reinit=True, freeze=False)
 _DENSE = dict(frac=.3, scope='tensor', lr_last=.1, opt_state='zero', restart=True)
 
-METHODS = {'BL':('controls.BLCallback', {}), 'LW':('lw.LayerwiseCallback', _LW),
-           'WELS':('wels.WELSCallback', _MASK), 'WELSR':('wels.WELSRCallback', _MASK), 'KELS':('wels.KELSCallback', _FRESH|dict(keep=.8)),
-           'DSD':('dsd.DSDCallback', _MASK), 'DenseSparseDense':('dsd.DenseSparseDenseCallback', _DENSE),
-           'FC':('fc.FCHeadCallback', _FRESH), 'LLF':('fc.LLFCallback', _FRESH|dict(layer=None)), 'RIFLE':('fc.RIFLECallback', _ROUNDS|dict(delta=.01))}
-CONTROLS = {'restart':('controls.WarmRestartCallback', _ROUNDS), 'rescale':('controls.RescaleCallback', _ROUNDS),
-            'shrink':('controls.ShrinkPerturbCallback', _FRESH|dict(shrink=.6, perturb=.1))}
+METHODS = {'BL': ('controls.BLCallback', {}), 'LW': ('lw.LayerwiseCallback', _LW),
+           'WELS': ('wels.WELSCallback', _MASK), 'WELSR': ('wels.WELSRCallback', _MASK), 'KELS': ('wels.KELSCallback', _FRESH | dict(keep=.8)),
+           'DSD': ('dsd.DSDCallback', _MASK), 'DenseSparseDense': ('dsd.DenseSparseDenseCallback', _DENSE),
+           'FC': ('fc.FCHeadCallback', _FRESH), 'LLF': ('fc.LLFCallback', _FRESH | dict(layer=None)), 'RIFLE': ('fc.RIFLECallback', _ROUNDS | dict(delta=.01))}
+CONTROLS = {'restart': ('controls.WarmRestartCallback', _ROUNDS), 'rescale': ('controls.RescaleCallback', _ROUNDS),
+            'shrink': ('controls.ShrinkPerturbCallback', _FRESH | dict(shrink=.6, perturb=.1))}
 
 # %% ../nbs/40_path.ipynb #e739a9dc
 @dataclass(frozen=True)
 class Method(Recipe):
     "What happens between rounds; options that are not given become the method's own defaults, options of other methods stay `None`"
-    name:str = 'BL'             # One of `METHODS` or `CONTROLS`
-    rounds:int|None = None      # Default: as many as LW has, blocks × `n_iter`
-    n_iter:int|None = None      # N of the paper, rounds for each block
-    blocks:int|tuple[str,...]|None = None   # How many, or their names; default: found
-    frac:float|None = None      # What is redrawn, or pruned, of the weights
-    scope:str|None = None       # … of each `tensor`, or of all together (`global`)
-    keep:float|None = None      # KELS: share of the channels that is kept
-    layer:str|None = None       # LLF: the first layer that is redrawn; default: the block in the middle
-    delta:float|None = None     # RIFLE: deviation of the fresh head
-    lr_last:float|None = None   # DenseSparseDense: factor of the learning rate in the last phase
-    shrink:float|None = None    # Shrink and perturb: old weights are multiplied by this …
-    perturb:float|None = None   # … and a fresh draw times this is added
-    rescale:bool|None = None    # LW: give the blocks up to k their initial norm back?
-    normalize:bool|None = None  # LW: put a fixed norm after block k?
-    reinit:bool|None = None     # LW: redraw the blocks above k?
-    freeze:bool|None = None     # LW: freeze the blocks that are kept?
-    init:str|None = None        # Where fresh weights come from; default: as the network's
-    opt_state:str|None = None   # What becomes of momentum: `zero`, `keep` or `slice`
-    restart:bool|None = None    # Do learning-rate schedules restart with each round?
+    name: str = 'BL'             # One of `METHODS` or `CONTROLS`
+    rounds: int | None = None      # Default: as many as LW has, blocks × `n_iter`
+    n_iter: int | None = None      # N of the paper, rounds for each block
+    blocks: int | tuple[str, ...] | None = None   # How many, or their names; default: found
+    frac: float | None = None      # What is redrawn, or pruned, of the weights
+    scope: str | None = None       # … of each `tensor`, or of all together (`global`)
+    keep: float | None = None      # KELS: share of the channels that is kept
+    layer: str | None = None       # LLF: the first layer that is redrawn; default: the block in the middle
+    delta: float | None = None     # RIFLE: deviation of the fresh head
+    lr_last: float | None = None   # DenseSparseDense: factor of the learning rate in the last phase
+    shrink: float | None = None    # Shrink and perturb: old weights are multiplied by this …
+    perturb: float | None = None   # … and a fresh draw times this is added
+    rescale: bool | None = None    # LW: give the blocks up to k their initial norm back?
+    normalize: bool | None = None  # LW: put a fixed norm after block k?
+    reinit: bool | None = None     # LW: redraw the blocks above k?
+    freeze: bool | None = None     # LW: freeze the blocks that are kept?
+    init: str | None = None        # Where fresh weights come from; default: as the network's
+    opt_state: str | None = None   # What becomes of momentum: `zero`, `keep` or `slice`
+    restart: bool | None = None    # Do learning-rate schedules restart with each round?
 
 # %% ../nbs/40_path.ipynb #e7dfc3ca
-def _spec(name): return (METHODS|CONTROLS)[name]
+def _spec(name): return (METHODS | CONTROLS)[name]
 
 @patch
-def check(self:Method):
-    own = _spec(check_choice('method', self.name, METHODS|CONTROLS))[1]
+def check(self: Method):
+    own = _spec(check_choice('method', self.name, METHODS | CONTROLS))[1]
     for f in fields(self)[1:]:
         v = getattr(self, f.name)
         if v is not None and f.name not in own:
             raise ReinitError(f'{f.name}={v!r}: {self.name} has no {f.name}; ' + (f'it has {", ".join(own)}' if own else 'it has no options'))
     if self.rounds is not None and self.n_iter is not None: raise ReinitError(f'{self.name}: rounds={self.rounds} and n_iter={self.n_iter} both say how many rounds there are: give one')
-    for k,v in own.items():
-        if getattr(self, k) is None and not (k=='n_iter' and self.rounds is not None): object.__setattr__(self, k, v)
-    for k in ('rounds','n_iter'):
+    for k, v in own.items():
+        if getattr(self, k) is None and not (k == 'n_iter' and self.rounds is not None): object.__setattr__(self, k, v)
+    for k in ('rounds', 'n_iter'):
         if getattr(self, k) is not None: check_number(k, getattr(self, k), 1, integer=True)
-    if self.init not in (None,'default'): init_name(self.init)
+    if self.init not in (None, 'default'): init_name(self.init)
 
 # %% ../nbs/40_path.ipynb #3a5ce9a0
 @patch(as_prop=True)
-def label(self:Method)->str:
+def label(self: Method) -> str:
     "Name, and options that differ from the method's defaults"
     own = _spec(self.name)[1]
-    other = [f'{k}={getattr(self, k)}' for k,v in own.items() if getattr(self, k)!=v and getattr(self, k) is not None]
+    other = [f'{k}={getattr(self, k)}' for k, v in own.items() if getattr(self, k) != v and getattr(self, k) is not None]
     return f'{self.name}({", ".join(other)})' if other else self.name
 
 # %% ../nbs/40_path.ipynb #49c6890b
-def _n_rounds(m, b): return m.rounds or len(b)*m.n_iter
+def _n_rounds(m, b): return m.rounds or len(b) * m.n_iter
 
 @patch
-def callback(self:Method,
-             model:nn.Module, # Its blocks are counted
-             seed:int=0, # Of masks and fresh weights
-             init:str='he' # Where fresh weights come from, if the method does not say
-            ): # A `RoundCallback`
+def callback(self: Method,
+             model: nn.Module,  # Its blocks are counted
+             seed: int = 0,  # Of masks and fresh weights
+             init: str = 'he'  # Where fresh weights come from, if the method does not say
+            ):  # A `RoundCallback`
     "The method as a fastai callback"
     from reinit_nb.rounds import find_blocks
-    where,own = _spec(self.name)
-    module,_,cls = where.partition('.')
-    kw = {k:getattr(self, k) for k in own if k not in ('rounds','n_iter')}
+    where, own = _spec(self.name)
+    module, _, cls = where.partition('.')
+    kw = {k: getattr(self, k) for k in own if k not in ('rounds', 'n_iter')}
     b = find_blocks(model, self.blocks)
     if 'init' in kw: kw['init'] = self.init or init
-    if self.name=='BL': kw['rounds'] = 1
-    if self.name=='LW': kw['n_iter'] = self.n_iter
+    if self.name == 'BL': kw['rounds'] = 1
+    if self.name == 'LW': kw['n_iter'] = self.n_iter
     elif 'rounds' in own: kw['rounds'] = _n_rounds(self, b)
-    if self.name=='LLF': kw['layer'] = self.layer or b[(len(b)+2)//2].name
+    if self.name == 'LLF': kw['layer'] = self.layer or b[(len(b) + 2) // 2].name
     if isinstance(self.blocks, tuple): kw['blocks'] = list(self.blocks)
     return getattr(import_module(f'reinit_nb.{module}'), cls)(seed=seed, **kw)
 
@@ -183,40 +190,40 @@ def callback(self:Method,
 @dataclass(frozen=True)
 class Run(Recipe):
     "One network, trained on one task"
-    model:str = 'scnn'       # One of `models.MODELS`
-    task:Task = Task()       # What is learned
-    learn:Learn = Learn()    # How
-    method:Method = Method() # What happens between rounds
-    seed:int = 0             # Decides images, their order, initial weights, dropout, masks and redraws, each from its own stream
-    width:float = 1.         # Channels are multiplied by this
-    norm:str|None = None     # `layer`, `batch` or `none`; default: as in the network's paper
-    dropout:float = 0.       # Probability
-    init:str|None = None     # `he` or `xavier`; default: as in the network's paper
+    model: str = 'scnn'       # One of `models.MODELS`
+    task: Task = Task()       # What is learned
+    learn: Learn = Learn()    # How
+    method: Method = Method()  # What happens between rounds
+    seed: int = 0             # Decides images, their order, initial weights, dropout, masks and redraws, each from its own stream
+    width: float = 1.         # Channels are multiplied by this
+    norm: str | None = None     # `layer`, `batch` or `none`; default: as in the network's paper
+    dropout: float = 0.       # Probability
+    init: str | None = None     # `he` or `xavier`; default: as in the network's paper
 
     def check(self):
         paper = PAPERS[check_choice('model', self.model, MODELS)]
-        for k in ('patience','before'):   # what is compared has trained for equally many steps
+        for k in ('patience', 'before'):   # what is compared has trained for equally many steps
             if (v := getattr(self.learn, k)) is not None: raise ReinitError(f'{k}={v!r}: a Run has one task and no early stopping; use sequence.PathRun')
-        for k in ('norm','init'):
+        for k in ('norm', 'init'):
             if getattr(self, k) is None: object.__setattr__(self, k, paper[k])
         NetOptions(**self.net_options)
 
     @property
-    def net_options(self)->dict: return dict(width=self.width, norm=self.norm, dropout=self.dropout, init=self.init, seed=self.seed)
+    def net_options(self) -> dict: return dict(width=self.width, norm=self.norm, dropout=self.dropout, init=self.init, seed=self.seed)
 
 # %% ../nbs/40_path.ipynb #517ab0ce
-def network(run:Run # Network, task and seed matter
-           )->nn.Sequential: # `block1` … `blockK`, `head`
+def network(run: Run  # Network, task and seed matter
+           ) -> nn.Sequential:  # `block1` … `blockK`, `head`
     "The network of a run, with its initial weights"
     task = run.task
     d = load(task.dataset, task.size and _enlarged(task.size, task))
-    h,w = (task.size,)*2 if task.size else d.x_train.shape[1:3]
-    if h!=w: raise ReinitError(f'the images of {task.dataset!r} are {h}×{w}, and {run.model} takes square ones: give the task a size')
-    return model(run.model, n_out=len(class_names(task, d)), c_in=task.channels or (1 if d.x_train.ndim==3 else 3), size=h, **run.net_options)
+    h, w = (task.size,) * 2 if task.size else d.x_train.shape[1:3]
+    if h != w: raise ReinitError(f'the images of {task.dataset!r} are {h}×{w}, and {run.model} takes square ones: give the task a size')
+    return model(run.model, n_out=len(class_names(task, d)), c_in=task.channels or (1 if d.x_train.ndim == 3 else 3), size=h, **run.net_options)
 
-def n_rounds(run:Run)->int:
+def n_rounds(run: Run) -> int:
     "How many rounds a run has; an error, if it has fewer epochs"
-    from reinit_nb.rounds import find_blocks,share_epochs
+    from reinit_nb.rounds import find_blocks, share_epochs
     with torch.device('meta'): net = network(run)
     cb = run.method.callback(net)
     n = cb.n_rounds(find_blocks(net, cb.blocks))
@@ -225,15 +232,15 @@ def n_rounds(run:Run)->int:
     return n
 
 # %% ../nbs/40_path.ipynb #3c257dee
-def optimizer(how:Learn): # As `Learner` takes it
+def optimizer(how: Learn):  # As `Learner` takes it
     "fastai's optimizer"
-    from fastai.optimizer import Adam,SGD
-    return partial(SGD if how.opt=='sgd' else Adam, mom=how.momentum, decouple_wd=how.opt=='adamw')
+    from fastai.optimizer import SGD, Adam
+    return partial(SGD if how.opt == 'sgd' else Adam, mom=how.momentum, decouple_wd=how.opt == 'adamw')
 
-def learner(run:Run, # What to train
-            cbs=(), # More callbacks
-            device=None # Default: `default_device()`
-           ): # fastai `Learner`
+def learner(run: Run,  # What to train
+            cbs=(),  # More callbacks
+            device=None  # Default: `default_device()`
+           ):  # fastai `Learner`
     "A `Learner`, ready to be trained"
     from fastai.learner import Learner
     from fastai.losses import CrossEntropyLossFlat
@@ -244,50 +251,53 @@ def learner(run:Run, # What to train
                    cbs=[run.method.callback(net, run.seed, run.init), *cbs])
 
 # %% ../nbs/40_path.ipynb #bc4c614b
-def round_callback(learn): # `RoundCallback` or `None`
+def round_callback(learn):  # `RoundCallback` or `None`
     "The method's callback in a `Learner`: beside a baseline, the one that does something"
     from reinit_nb.controls import BLCallback
     from reinit_nb.rounds import RoundCallback
     found = [cb for cb in learn.cbs if isinstance(cb, RoundCallback)]
     return min(found, key=lambda cb: isinstance(cb, BLCallback), default=None)
 
-def fit(learn, # fastai `Learner`
-        how:Learn, # Epochs, learning rate and schedule matter
-        cbs=() # More callbacks
+def fit(learn,  # fastai `Learner`
+        how: Learn,  # Epochs, learning rate and schedule matter
+        cbs=()  # More callbacks
        ):
     "Train `learn` as `how` says"
     from fastai.callback.schedule import ParamScheduler
+
     from reinit_nb.rounds import find_blocks
-    cb,cbs = round_callback(learn),list(cbs)
+    cb, cbs = round_callback(learn), list(cbs)
     rounds = cb.n_rounds(find_blocks(learn.model, cb.blocks)) if cb is not None and cb.restart else 1
-    if (how.schedule,how.decay)!=('constant',1): cbs.append(ParamScheduler({'lr':partial(_lr, how, rounds), 'mom':partial(momentum_at, how)}))
+    if (how.schedule, how.decay) != ('constant', 1): cbs.append(ParamScheduler({'lr': partial(_lr, how, rounds), 'mom': partial(momentum_at, how)}))
     learn.fit(how.epochs, how.lr, cbs=cbs)
 
 def _lr(how, rounds, pct): return lr_at(how, pct, rounds)
 
 # %% ../nbs/40_path.ipynb #7d91f3b5
 @contextmanager
-def seeded(seed:int, # Of a run
-           threads:int|None=1 # torch's, on the CPU; `None`: as they are
+def seeded(seed: int,  # Of a run
+           threads: int | None = 1  # torch's, on the CPU; `None`: as they are
           ):
     "The generators of Python, numpy and torch start from `seed`, and are put back afterwards"
-    n,py,npy = torch.get_num_threads(),random.getstate(),np.random.get_state()
+    n, py, npy = torch.get_num_threads(), random.getstate(), np.random.get_state()
     s = int(torch.randint(2**62, (), generator=Streams(seed).fork('global').noise))
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         try:
             if threads: torch.set_num_threads(threads)
-            torch.manual_seed(s); random.seed(s); np.random.seed(s%2**32)
+            torch.manual_seed(s)
+            random.seed(s)
+            np.random.seed(s % 2**32)
             yield
         finally: torch.set_num_threads(n); random.setstate(py); np.random.set_state(npy)
 
 # %% ../nbs/40_path.ipynb #ff30494e
-def train(run:Run, # What to train
-          checkpoint=None, # File to resume from and to write to, if training may be interrupted; or a `CheckpointCallback`
-          show:bool=False, # Show fastai's table and progress bar?
-          cbs=(), # More callbacks
-          threads:int|None=1, # On the CPU; `None`: as torch is set
-          device=None # Default: `default_device()`
-         ): # fastai `Learner`, trained
+def train(run: Run,  # What to train
+          checkpoint=None,  # File to resume from and to write to, if training may be interrupted; or a `CheckpointCallback`
+          show: bool = False,  # Show fastai's table and progress bar?
+          cbs=(),  # More callbacks
+          threads: int | None = 1,  # On the CPU; `None`: as torch is set
+          device=None  # Default: `default_device()`
+         ):  # fastai `Learner`, trained
     "Train a run; the same recipe gives the same weights, to the last bit, on the same machine"
     n_rounds(run)   # or an error, before anything is done
     with seeded(run.seed, threads):
@@ -305,19 +315,19 @@ def _silence(learn):
 # %% ../nbs/40_path.ipynb #8011bc46
 def _checkpointing(checkpoint):
     "What `train` was given, as callbacks"
-    if not isinstance(checkpoint, (str,Path)): return [] if checkpoint is None else [checkpoint]
+    if not isinstance(checkpoint, (str, Path)): return [] if checkpoint is None else [checkpoint]
     from reinit_nb.checkpoint import CheckpointCallback
     return [CheckpointCallback(checkpoint)]
 
-def seldom(file, # As in `CheckpointCallback`
-           seconds:float=10 # Between two checkpoints, at least
-          ): # Callback
+def seldom(file,  # As in `CheckpointCallback`
+           seconds: float = 10  # Between two checkpoints, at least
+          ):  # Callback
     "A `CheckpointCallback` that writes now and then, and not at the end: short runs are not slowed down"
     from reinit_nb.checkpoint import CheckpointCallback
     cb = CheckpointCallback(file)
-    write,last = cb.write,[time.monotonic()]
+    write, last = cb.write, [time.monotonic()]
     def now_and_then(began, done=False):
-        if done or time.monotonic()-last[0]<seconds: return
+        if done or time.monotonic() - last[0] < seconds: return
         write(began)
         last[0] = time.monotonic()
     cb.write = now_and_then
@@ -325,52 +335,52 @@ def seldom(file, # As in `CheckpointCallback`
 
 # %% ../nbs/40_path.ipynb #a07972ea
 @torch.no_grad()
-def evaluate(learn, # fastai `Learner`
-             dl # Loader of batches
-            )->tuple[float,float]: # Mean loss and accuracy
+def evaluate(learn,  # fastai `Learner`
+             dl  # Loader of batches
+            ) -> tuple[float, float]:  # Mean loss and accuracy
     "Loss and accuracy over all of `dl`"
-    training,net,sums = learn.model.training,learn.model.eval(),torch.zeros(3, dtype=torch.float64)
+    training, net, sums = learn.model.training, learn.model.eval(), torch.zeros(3, dtype=torch.float64)
     net.to(dl.device)
-    for x,y in dl:
-        x,y = x.as_subclass(Tensor),y.as_subclass(Tensor)
+    for x, y in dl:
+        x, y = x.as_subclass(Tensor), y.as_subclass(Tensor)
         out = net(x)
-        sums += torch.stack([learn.loss_func(out, y)*len(y), (out.argmax(1)==y).sum(), y.new_tensor(len(y))]).double().cpu()
+        sums += torch.stack([learn.loss_func(out, y) * len(y), (out.argmax(1) == y).sum(), y.new_tensor(len(y))]).double().cpu()
     net.train(training)
-    loss,right,n = sums.tolist()
-    return loss/n,right/n
+    loss, right, n = sums.tolist()
+    return loss / n, right / n
 
 # %% ../nbs/40_path.ipynb #f3f64861
-def measure(learn # fastai `Learner` with loaders from `vision.dls`
-           )->dict: # train_loss, train_acc, valid_loss, valid_acc, test_loss, test_acc, steps, epochs, rounds
+def measure(learn  # fastai `Learner` with loaders from `vision.dls`
+           ) -> dict:  # train_loss, train_acc, valid_loss, valid_acc, test_loss, test_acc, steps, epochs, rounds
     "What training has led to"
-    data,res = learn.dls,{}
+    data, res = learn.dls, {}
     train = data.train.new(shuffle=False, drop_last=False, bs=data.valid.bs)
     with train.dataset.set_split_idx(1):   # no augmentation
-        for name,dl in zip(('train','valid','test'), (train, *data.loaders[1:])): res[f'{name}_loss'],res[f'{name}_acc'] = evaluate(learn, dl)
+        for name, dl in zip(('train', 'valid', 'test'), (train, *data.loaders[1:])): res[f'{name}_loss'], res[f'{name}_acc'] = evaluate(learn, dl)
     cb = round_callback(learn)
-    steps = getattr(learn, 'train_iter', 0) if cb is None else cb.at+1
-    return res | dict(steps=steps, epochs=steps//len(data.train), rounds=1 if cb is None else cb.round)
+    steps = getattr(learn, 'train_iter', 0) if cb is None else cb.at + 1
+    return res | dict(steps=steps, epochs=steps // len(data.train), rounds=1 if cb is None else cb.round)
 
 # %% ../nbs/40_path.ipynb #dbf51928
-def run_one(run:Run, # What to train
-            checkpoint=None # As in `train`
-           )->list[dict]: # One row, as from `measure`
+def run_one(run: Run,  # What to train
+            checkpoint=None  # As in `train`
+           ) -> list[dict]:  # One row, as from `measure`
     "Train and measure"
     with seeded(run.seed): found = measure(train(run, checkpoint))
-    bad = [k for k,v in found.items() if not math.isfinite(v)]
+    bad = [k for k, v in found.items() if not math.isfinite(v)]
     if bad: raise ReinitError(f'{", ".join(bad)} are not finite: training has diverged. Try a lower learning rate')
     return [found]
 
-def plan(recipes:Sequence[Run])->list: # Portions of one
+def plan(recipes: Sequence[Run]) -> list:  # Portions of one
     "Every run by itself"
     return [[r] for r in recipes]
 
-def missing(run:Run)->str|None: # What to do; `None` if nothing is missing
+def missing(run: Run) -> str | None:  # What to do; `None` if nothing is missing
     "Why a run cannot be run here: its images are not there"
     return no_data(run.task.dataset)
 
-def run(recipes:Sequence[Run], # What to train, one after the other
-        checkpoints=None # Folder for the checkpoints of runs that are under way, by hash
-       )->list: # For each, a list of rows
+def run(recipes: Sequence[Run],  # What to train, one after the other
+        checkpoints=None  # Folder for the checkpoints of runs that are under way, by hash
+       ) -> list:  # For each, a list of rows
     "Train and measure"
-    return [run_one(r, checkpoints and seldom(Path(checkpoints)/f'{r.hash}.pth')) for r in recipes]
+    return [run_one(r, checkpoints and seldom(Path(checkpoints) / f'{r.hash}.pth')) for r in recipes]

@@ -9,54 +9,56 @@ __all__ = ['SCOPES', 'METHODS', 'reinit', 'n_redrawn', 'mask_lowest', 'masks_low
 # %% ../nbs/30_reinit.ipynb #267f82aa
 import math
 from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
 from .blocks import draw, each
 from .core import ReinitError, Streams, check_choice, check_number
 
 # %% ../nbs/30_reinit.ipynb #f7e2b383
-def reinit(w:Tensor, # Weights; leading dimensions are a stack of models
-           s:Tensor, # Mask, True where a weight is redrawn
-           eta:Tensor|float # A fresh draw, same shape as `w`
-          )->Tensor: # Weights after the round
+def reinit(w: Tensor,  # Weights; leading dimensions are a stack of models
+           s: Tensor,  # Mask, True where a weight is redrawn
+           eta: Tensor | float  # A fresh draw, same shape as `w`
+          ) -> Tensor:  # Weights after the round
     "Eq. 1: `eta` where `s` is on, `w` everywhere else"
     return torch.where(s, torch.as_tensor(eta, dtype=w.dtype, device=w.device), w)
 
 # %% ../nbs/30_reinit.ipynb #c87c2f81
-def n_redrawn(frac:float, # Fraction of the weights
-              n:int # Weights
-             )->int: # The nearest whole number
+def n_redrawn(frac: float,  # Fraction of the weights
+              n: int  # Weights
+             ) -> int:  # The nearest whole number
     "How many of `n` weights a fraction is"
-    return int(check_number('frac', frac, 0, 1)*n + .5)
+    return int(check_number('frac', frac, 0, 1) * n + .5)
 
-def mask_lowest(scores:Tensor, # Any shape
-                frac:float, # Between 0 and 1
-                lead:int=0 # Leading dimensions that count models
-               )->Tensor: # True for exactly `n_redrawn(frac, n)` entries of each model
+def mask_lowest(scores: Tensor,  # Any shape
+                frac: float,  # Between 0 and 1
+                lead: int = 0  # Leading dimensions that count models
+               ) -> Tensor:  # True for exactly `n_redrawn(frac, n)` entries of each model
     "Mask of the entries with the lowest scores"
     flat = scores.flatten(lead)
     low = flat.argsort(dim=-1, stable=True)[..., :n_redrawn(frac, flat.shape[-1])]
     return torch.zeros_like(flat, dtype=torch.bool).scatter_(-1, low, True).view(scores.shape)
 
 # %% ../nbs/30_reinit.ipynb #7e3ddb76
-SCOPES = ('tensor','global')
+SCOPES = ('tensor', 'global')
 
-def masks_lowest(scores:Sequence[Tensor], # One for each weight
-                 frac:float, # Between 0 and 1
-                 lead:int=0, # Leading dimensions that count models
-                 scope:str='tensor' # A fraction of each tensor, or of all together
-                )->list[Tensor]: # One mask for each weight
+def masks_lowest(scores: Sequence[Tensor],  # One for each weight
+                 frac: float,  # Between 0 and 1
+                 lead: int = 0,  # Leading dimensions that count models
+                 scope: str = 'tensor'  # A fraction of each tensor, or of all together
+                ) -> list[Tensor]:  # One mask for each weight
     "Masks of the entries with the lowest scores"
-    if check_choice('scope', scope, SCOPES)=='tensor': return [mask_lowest(s, frac, lead) for s in scores]
+    if check_choice('scope', scope, SCOPES) == 'tensor': return [mask_lowest(s, frac, lead) for s in scores]
     flat = [s.flatten(lead) for s in scores]
     m = mask_lowest(torch.cat(flat, -1), frac, lead).split([f.shape[-1] for f in flat], -1)
-    return [a.reshape(s.shape) for a,s in zip(m, scores)]
+    return [a.reshape(s.shape) for a, s in zip(m, scores)]
 
 # %% ../nbs/30_reinit.ipynb #773a97e2
-def random_scores(ws:Sequence[Tensor], # Weights
-                  streams:Streams|Sequence[Streams], # One, or one for each model of a stack
-                  fixed:bool=False # The same scores every time?
-                 )->list[Tensor]: # Uniform noise, one tensor for each weight
+def random_scores(ws: Sequence[Tensor],  # Weights
+                  streams: Streams | Sequence[Streams],  # One, or one for each model of a stack
+                  fixed: bool = False  # The same scores every time?
+                 ) -> list[Tensor]:  # Uniform noise, one tensor for each weight
     "Scores for random masks, from the `mask` stream"
     one = isinstance(streams, Streams)
     gen = [(s.fork('fixed mask') if fixed else s).mask for s in ([streams] if one else streams)]
@@ -64,84 +66,85 @@ def random_scores(ws:Sequence[Tensor], # Weights
     return [s[0] for s in scores] if one else scores
 
 # %% ../nbs/30_reinit.ipynb #615d5edd
-def mask_channels(w:Tensor, # Weight (out, in, …)
-                  keep:float, # Share of the channels that stay
-                  lead:int=0, # Leading dimensions that count models
-                  inputs:bool=True, # Cut the input channels too? Not in a first layer
-                  outputs:bool=True # Cut the output channels? Not in a head
-                 )->Tensor: # False for the weights between kept channels
+def mask_channels(w: Tensor,  # Weight (out, in, …)
+                  keep: float,  # Share of the channels that stay
+                  lead: int = 0,  # Leading dimensions that count models
+                  inputs: bool = True,  # Cut the input channels too? Not in a first layer
+                  outputs: bool = True  # Cut the output channels? Not in a head
+                 ) -> Tensor:  # False for the weights between kept channels
     "KELS: keep the first `ceil(keep·C)` channels, redraw the rest"
     check_number('keep', keep, 0, 1)
     s = torch.ones_like(w, dtype=torch.bool)
-    o,i = w.shape[lead:lead+2]
-    s[(slice(None),)*lead + (slice(math.ceil(keep*o) if outputs else o), slice(math.ceil(keep*i) if inputs else i))] = False
+    o, i = w.shape[lead:lead + 2]
+    s[(slice(None),) * lead + (slice(math.ceil(keep * o) if outputs else o), slice(math.ceil(keep * i) if inputs else i))] = False
     return s
 
 # %% ../nbs/30_reinit.ipynb #2445b180
-METHODS = {'BL':'nothing is redrawn: the baseline, trained just as long', 'WELSR':'a random fraction, another one in each round',
-           'DSD':'the smallest weights', 'WELS':'a random fraction, the same one in each round',
-           'FC':'the head', 'LW':'every layer above block k; the blocks up to k are rescaled, and the output of block k is normalised'}
+METHODS = {'BL': 'nothing is redrawn: the baseline, trained just as long', 'WELSR': 'a random fraction, another one in each round',
+           'DSD': 'the smallest weights', 'WELS': 'a random fraction, the same one in each round',
+           'FC': 'the head', 'LW': 'every layer above block k; the blocks up to k are rescaled, and the output of block k is normalised'}
 
-def method_masks(method:str, # One of `METHODS`
-                 ws:Sequence[Tensor], # Weights, one for each layer, the head last
-                 streams:Streams|Sequence[Streams], # One, or one for each model of a stack
-                 frac:float=.2, # Fraction for WELSR, DSD and WELS
-                 scope:str='tensor', # As in `masks_lowest`
-                 k:int=1 # LW keeps the first `k` layers
-                )->list[Tensor|None]: # What is redrawn of each weight
+def method_masks(method: str,  # One of `METHODS`
+                 ws: Sequence[Tensor],  # Weights, one for each layer, the head last
+                 streams: Streams | Sequence[Streams],  # One, or one for each model of a stack
+                 frac: float = .2,  # Fraction for WELSR, DSD and WELS
+                 scope: str = 'tensor',  # As in `masks_lowest`
+                 k: int = 1  # LW keeps the first `k` layers
+                ) -> list[Tensor | None]:  # What is redrawn of each weight
     "The masks `s` of one round"
     lead = 0 if isinstance(streams, Streams) else 1
-    if check_choice('method', method, METHODS)=='BL': return [None]*len(ws)
-    if method in ('FC','LW'):
-        keep = len(ws)-1 if method=='FC' else check_number('k', k, 0, len(ws), integer=True)
-        return [torch.ones_like(w, dtype=torch.bool) if i>=keep else None for i,w in enumerate(ws)]
-    scores = [w.abs() for w in ws] if method=='DSD' else random_scores(ws, streams, fixed=method=='WELS')
+    if check_choice('method', method, METHODS) == 'BL': return [None] * len(ws)
+    if method in ('FC', 'LW'):
+        keep = len(ws) - 1 if method == 'FC' else check_number('k', k, 0, len(ws), integer=True)
+        return [torch.ones_like(w, dtype=torch.bool) if i >= keep else None for i, w in enumerate(ws)]
+    scores = [w.abs() for w in ws] if method == 'DSD' else random_scores(ws, streams, fixed=method == 'WELS')
     return masks_lowest(scores, frac, lead, scope)
 
 # %% ../nbs/30_reinit.ipynb #ac8b7c17
-def redraw(ws:Sequence[Tensor], # Weights, one for each layer
-           masks:Sequence[Tensor|None], # As from `method_masks`
-           streams:Streams|Sequence[Streams], # One, or one for each model of a stack
-           init:str='glorot_uniform' # One of `blocks.INITS`
-          )->list[Tensor]: # Weights after the round
+def redraw(ws: Sequence[Tensor],  # Weights, one for each layer
+           masks: Sequence[Tensor | None],  # As from `method_masks`
+           streams: Streams | Sequence[Streams],  # One, or one for each model of a stack
+           init: str = 'glorot_uniform'  # One of `blocks.INITS`
+          ) -> list[Tensor]:  # Weights after the round
     "Eq. 1 for all layers, with fresh draws from the `reinit` stream"
     one = isinstance(streams, Streams)
     gen = streams.reinit if one else [s.reinit for s in streams]
-    return [w if s is None else reinit(w, s, draw(w.shape[0 if one else 1:], init, gen, w.dtype, w.device)) for w,s in zip(ws, masks)]
+    return [w if s is None else reinit(w, s, draw(w.shape[0 if one else 1:], init, gen, w.dtype, w.device)) for w, s in zip(ws, masks)]
 
 # %% ../nbs/30_reinit.ipynb #bab65a25
-def lw_schedule(K:int, # Blocks
-                N:int=1 # Rounds per block
-               )->tuple[int,...]: # k of each of the K·N rounds
+def lw_schedule(K: int,  # Blocks
+                N: int = 1  # Rounds per block
+               ) -> tuple[int, ...]:  # k of each of the K·N rounds
     "Lines 3 and 4 of Algorithm 1: `N` rounds for each block, from bottom to top"
-    check_number('K', K, 1, integer=True); check_number('N', N, 1, integer=True)
-    return tuple(k for k in range(1, K+1) for _ in range(N))
+    check_number('K', K, 1, integer=True)
+    check_number('N', N, 1, integer=True)
+    return tuple(k for k in range(1, K + 1) for _ in range(N))
 
 # %% ../nbs/30_reinit.ipynb #c99b5fbe
-def norm_of(w:Tensor, # Weights
-            lead:int=0 # Leading dimensions that count models
-           )->Tensor: # One number for each model
+def norm_of(w: Tensor,  # Weights
+            lead: int = 0  # Leading dimensions that count models
+           ) -> Tensor:  # One number for each model
     "The 2-norm of all entries of a weight"
     return w.flatten(lead).norm(dim=-1)
 
-def rescale(w:Tensor, # Weights
-            norm:Tensor|float, # Wanted, one number for each model
-            lead:int=0 # Leading dimensions that count models
-           )->Tensor: # The same direction
+def rescale(w: Tensor,  # Weights
+            norm: Tensor | float,  # Wanted, one number for each model
+            lead: int = 0  # Leading dimensions that count models
+           ) -> Tensor:  # The same direction
     "Lines 5–9 of Algorithm 1: give `w` the norm it had at initialization"
-    now,norm = norm_of(w, lead),torch.as_tensor(norm, dtype=w.dtype, device=w.device)
-    bad = ~torch.isfinite(now) | ((now==0) & (norm!=0))
+    now, norm = norm_of(w, lead), torch.as_tensor(norm, dtype=w.dtype, device=w.device)
+    bad = ~torch.isfinite(now) | ((now == 0) & (norm != 0))
     if bad.any(): raise ReinitError(f'w cannot be rescaled: its norm is {now[bad].flatten()[0].item()}; a weight must be finite and not all zero')
-    factor = torch.where(now==norm, 1., norm/now)   # exactly 1 at first, so that an untrained network stays as it is
-    return w * factor.view(*factor.shape, *[1]*(w.ndim-lead))
+    factor = torch.where(now == norm, 1., norm / now)   # exactly 1 at first, so that an untrained network stays as it is
+    return w * factor.view(*factor.shape, *[1] * (w.ndim - lead))
 
 # %% ../nbs/30_reinit.ipynb #dcf207dd
-def output_stats(z:Tensor, # Output of a block on a batch
-                 lead:int=0 # Leading dimensions that count models
-                )->tuple[Tensor,Tensor]: # μ and σ, one each for each model
+def output_stats(z: Tensor,  # Output of a block on a batch
+                 lead: int = 0  # Leading dimensions that count models
+                ) -> tuple[Tensor, Tensor]:  # μ and σ, one each for each model
     "Line 12 of Algorithm 1: scalar mean and standard deviation"
     f = z.flatten(lead)
-    mu,sigma = f.mean(-1),f.std(-1, correction=0)
-    bad = ~torch.isfinite(sigma) | (sigma==0)
+    mu, sigma = f.mean(-1), f.std(-1, correction=0)
+    bad = ~torch.isfinite(sigma) | (sigma == 0)
     if bad.any(): raise ReinitError(f'the block\'s output cannot be normalised: σ = {sigma[bad].flatten()[0].item()}. Its units are dead or have overflowed')
-    return mu,sigma
+    return mu, sigma

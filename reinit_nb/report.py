@@ -7,54 +7,60 @@ __all__ = ['SIGNS', 'escape', 'prose', 'details', 'tiles', 'decimals', 'Markup',
            'table_html', 'png', 'small_figures', 'figure_html', 'page', 'write_page', 'is_page']
 
 # %% ../nbs/61_report.ipynb #6958960e
-import base64,html,io,math,re
+import base64
+import html
+import io
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
+
 import pandas as pd
+
 from .core import ReinitError, atomic_write
 
 # %% ../nbs/61_report.ipynb #499d74df
-def escape(x)->str: # Safe between tags and inside quotes
+def escape(x) -> str:  # Safe between tags and inside quotes
     "`x` as text that a browser shows as it is"
     return html.escape(str(x), quote=True)
 
-def prose(*texts # One paragraph each; words in `backticks` become code
-         )->str:
+def prose(*texts  # One paragraph each; words in `backticks` become code
+         ) -> str:
     "Plain text as HTML paragraphs"
     texts = (re.sub('`([^`]+)`', r'<code>\1</code>', escape(t)) for t in texts)
     return '\n'.join(f'<p>{t}</p>' for t in texts)
 
 # %% ../nbs/61_report.ipynb #0d64610e
-def details(summary:str, # What is inside, in a few words
-            *body # Strings of HTML
-           )->str:
+def details(summary: str,  # What is inside, in a few words
+            *body  # Strings of HTML
+           ) -> str:
     "HTML that is opened by a click"
     return '\n'.join([f'<details><summary>{escape(summary)}</summary>', *body, '</details>'])
 
 # %% ../nbs/61_report.ipynb #1bf6e9e7
-def tiles(*items # Pairs (number, what it counts), or triples with a CSS class
-         )->str:
+def tiles(*items  # Pairs (number, what it counts), or triples with a CSS class
+         ) -> str:
     "Large numbers side by side"
     one = '<li{c}><b>{n}</b> <span>{t}</span></li>'
-    rows = (one.format(c=f' class="{escape(c[0])}"' if c else '', n=escape(n), t=escape(t)) for n,t,*c in items)
+    rows = (one.format(c=f' class="{escape(c[0])}"' if c else '', n=escape(n), t=escape(t)) for n, t, *c in items)
     return f'<ul class="tiles">{"".join(rows)}</ul>'
 
 # %% ../nbs/61_report.ipynb #f7c4cf64
-def decimals(col:pd.Series, # Numbers
-             digits:int=4 # Significant digits of the largest
-            )->int|None: # `None` where the column spans too much for one number of decimals
+def decimals(col: pd.Series,  # Numbers
+             digits: int = 4  # Significant digits of the largest
+            ) -> int | None:  # `None` where the column spans too much for one number of decimals
     "How many decimals to show in a column"
     v = [abs(float(o)) for o in col.dropna() if o and math.isfinite(o)]
-    most = max(0, digits-1-math.floor(math.log10(max(v)))) if v else 0
-    if v and round(min(v), most)==0: return None
-    return next(d for d in range(most+1) if d==most or all(math.isclose(round(o, d), o) for o in v))
+    most = max(0, digits - 1 - math.floor(math.log10(max(v)))) if v else 0
+    if v and round(min(v), most) == 0: return None
+    return next(d for d in range(most + 1) if d == most or all(math.isclose(round(o, d), o) for o in v))
 
 # %% ../nbs/61_report.ipynb #aa8abeea
 class Markup(str):
     "HTML for a cell, shown as it is"
     def __new__(cls,
-                text, # HTML
-                sort=None # Number or text by which it is sorted; default: what is shown
+                text,  # HTML
+                sort=None  # Number or text by which it is sorted; default: what is shown
                ):
         self = super().__new__(cls, text)
         self.sort = sort
@@ -62,22 +68,22 @@ class Markup(str):
     @property
     def shown(self): return html.unescape(re.sub('<[^>]*>', '', self))
 
-def link(text, # What is shown
-         to:str, # Id of something in the page
-         sort=None # As in `Markup`
-        )->Markup:
+def link(text,  # What is shown
+         to: str,  # Id of something in the page
+         sort=None  # As in `Markup`
+        ) -> Markup:
     "A link within the page"
     return Markup(f'<a href="#{escape(to)}">{escape(text)}</a>', sort)
 
 # %% ../nbs/61_report.ipynb #f4361aa3
-SIGNS = ('✅','➖','❌')   # in the order in which they are sorted
-_badges = {'✅':('good','holds'), '➖':('open','open'), '❌':('bad','fails'), '':('none','not judged')}
+SIGNS = ('✅', '➖', '❌')   # in the order in which they are sorted
+_badges = {'✅': ('good', 'holds'), '➖': ('open', 'open'), '❌': ('bad', 'fails'), '': ('none', 'not judged')}
 
-def badge(sign:str # One of `SIGNS`, or nothing
-         )->Markup:
+def badge(sign: str  # One of `SIGNS`, or nothing
+         ) -> Markup:
     "A verdict for a table or a text"
     if sign not in _badges: raise ReinitError(f'{sign!r} is no verdict: {" ".join(SIGNS)} or nothing')
-    kind,word = _badges[sign]
+    kind, word = _badges[sign]
     return Markup(f'<span class="v {kind}">{word}</span>', sort=float(list(_badges).index(sign)))
 
 # %% ../nbs/61_report.ipynb #1a992dcb
@@ -94,45 +100,45 @@ def _columns(df, digits):
     if not isinstance(df, pd.DataFrame): raise ReinitError(f'a table needs a DataFrame, not {type(df).__name__}')
     if not len(df.columns): raise ReinitError('a table needs at least one column')
     if not (isinstance(df.index, pd.RangeIndex) and df.index.name is None): df = df.reset_index()
-    for i,name in enumerate(df.columns):
-        col = df.iloc[:,i]
+    for i, name in enumerate(df.columns):
+        col = df.iloc[:, i]
         name = ' '.join(filter(None, map(str, name))) if isinstance(name, tuple) else str(name)
         yield name, _numeric(col), col, _texts(col, digits)
 
 # %% ../nbs/61_report.ipynb #01daf1b4
-def text_table(df:pd.DataFrame, # Any table
-               digits:int=4 # Significant digits of the largest number in a column
-              )->str: # Lines, without a newline at the end
+def text_table(df: pd.DataFrame,  # Any table
+               digits: int = 4  # Significant digits of the largest number in a column
+              ) -> str:  # Lines, without a newline at the end
     "`df` for a terminal or a log"
     cols = list(_columns(df, digits))
-    shown = pd.DataFrame(dict(enumerate(t for *_,t in cols)), dtype=object)
-    return shown.to_string(index=False, header=[name for name,*_ in cols], max_colwidth=None)
+    shown = pd.DataFrame(dict(enumerate(t for *_, t in cols)), dtype=object)
+    return shown.to_string(index=False, header=[name for name, *_ in cols], max_colwidth=None)
 
 # %% ../nbs/61_report.ipynb #5c0ebf61
 _lead = re.compile(r'[+\-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][+\-]?\d+)?(?=$|[\s%±:/×)])')
 
-def sort_values(col:pd.Series, # Cells
-                texts:Sequence[str] # What is shown of them
-               )->list: # For each cell a number, a text, or `None` where what is shown decides
+def sort_values(col: pd.Series,  # Cells
+                texts: Sequence[str]  # What is shown of them
+               ) -> list:  # For each cell a number, a text, or `None` where what is shown decides
     "What the cells of a column are sorted by"
     if _numeric(col): return [None if pd.isna(v) else float(v) for v in col]
-    some = [t for t in texts if t not in ('','–')]
+    some = [t for t in texts if t not in ('', '–')]
     if some and all(t[:1] in SIGNS for t in some): return [float(SIGNS.index(t[:1])) if t[:1] in SIGNS else None for t in texts]
     led = [_lead.match(t) for t in texts]
-    if some and sum(map(bool, led))==len(some): return [float(m[0].replace(',', '').replace('−', '-')) if m else None for m in led]
+    if some and sum(map(bool, led)) == len(some): return [float(m[0].replace(',', '').replace('−', '-')) if m else None for m in led]
     return [getattr(v, 'sort', None) for v in col]
 
 # %% ../nbs/61_report.ipynb #725f2247
 def _cells(name, num, col, texts, stack=False):
     "The cells of one column, header first"
-    c = ' class="num"' if num else ' class="long"' if max(map(len, texts), default=0)>34 else ''
+    c = ' class="num"' if num else ' class="long"' if max(map(len, texts), default=0) > 34 else ''
     value = ('' if v is None else f' data-v="{escape(repr(v) if isinstance(v, (int, float)) else v)}"' for v in sort_values(col, texts))
     label = f' data-label="{escape(name)}"' if stack else ''
-    return [f'<th scope="col"{c}>{escape(name)}</th>', *(f'<td{c}{label}{v}>{o if isinstance(o, Markup) else escape(t)}</td>' for v,o,t in zip(value, col, texts))]
+    return [f'<th scope="col"{c}>{escape(name)}</th>', *(f'<td{c}{label}{v}>{o if isinstance(o, Markup) else escape(t)}</td>' for v, o, t in zip(value, col, texts))]
 
 def _filter(df, by, digits):
     "The box above a table; the script shows it"
-    cols = {name:(i,list(dict.fromkeys(texts))) for i,(name,_,_,texts) in enumerate(_columns(df, digits))}
+    cols = {name: (i, list(dict.fromkeys(texts))) for i, (name, _, _, texts) in enumerate(_columns(df, digits))}
     for o in by:
         if o not in cols: raise ReinitError(f'filter {o!r} is no column of the table: {", ".join(cols)}')
     def option(v): return f'<option>{escape(v)}</option>'
@@ -141,18 +147,18 @@ def _filter(df, by, digits):
             + ''.join(choice(o, *cols[o]) for o in by) + '<output aria-live="polite"></output></form>')
 
 # %% ../nbs/61_report.ipynb #981fd9e8
-def table_html(df:pd.DataFrame, # Any table
-               caption:str|None=None, # Shown above, and read out by screen readers
-               digits:int=4, # Significant digits of the largest number in a column
-               ids:Sequence[str]|None=None, # Id of each row
-               filters:Sequence[str]|None=None, # Columns to choose from in a box above, which also finds words
-               stack:bool=False # On a narrow screen, cells below one another instead of a table that scrolls?
-              )->str:
+def table_html(df: pd.DataFrame,  # Any table
+               caption: str | None = None,  # Shown above, and read out by screen readers
+               digits: int = 4,  # Significant digits of the largest number in a column
+               ids: Sequence[str] | None = None,  # Id of each row
+               filters: Sequence[str] | None = None,  # Columns to choose from in a box above, which also finds words
+               stack: bool = False  # On a narrow screen, cells below one another instead of a table that scrolls?
+              ) -> str:
     "`df` as an HTML table: escaped, numbers to the right, sortable once it stands in a `page`"
-    head,*rows = zip(*(_cells(*o, stack) for o in _columns(df, digits)), strict=True)
-    if ids is not None and len(set(ids))!=len(rows): raise ReinitError(f'ids: a table of {len(rows)} rows needs as many different ids, and has {len(set(ids))}')
+    head, *rows = zip(*(_cells(*o, stack) for o in _columns(df, digits)), strict=True)
+    if ids is not None and len(set(ids)) != len(rows): raise ReinitError(f'ids: a table of {len(rows)} rows needs as many different ids, and has {len(set(ids))}')
     ids = [''] * len(rows) if ids is None else [f' id="{escape(o)}"' for o in ids]
-    body = '\n'.join(f'<tr{i}>{"".join(r)}</tr>' for i,r in zip(ids, rows))
+    body = '\n'.join(f'<tr{i}>{"".join(r)}</tr>' for i, r in zip(ids, rows))
     about = f'<caption>{escape(caption)}</caption>' if caption else ''
     kind = ' class="stack"' if stack else ''
     box = '' if filters is None else _filter(df, filters, digits)
@@ -160,22 +166,22 @@ def table_html(df:pd.DataFrame, # Any table
             f'<thead><tr>{"".join(head)}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>')
 
 # %% ../nbs/61_report.ipynb #d8ce4b70
-def png(fig, # A matplotlib figure, its axes, or an array of axes
-        dpi:int=110, # Dots per inch
-        colors:int=128 # Fewer make smaller files
-       )->bytes:
+def png(fig,  # A matplotlib figure, its axes, or an array of axes
+        dpi: int = 110,  # Dots per inch
+        colors: int = 128  # Fewer make smaller files
+       ) -> bytes:
     "A figure as the bytes of a PNG file; the same figure gives the same bytes"
     while hasattr(fig, 'flat'): fig = fig.flat[0]      # an array of axes
-    fig,buf = getattr(fig, 'figure', fig),io.BytesIO()
+    fig, buf = getattr(fig, 'figure', fig), io.BytesIO()
     if not hasattr(fig, 'savefig'): raise ReinitError(f'{type(fig).__name__} is not a matplotlib figure, and has none')
-    from PIL import Image   # comes with matplotlib
+    from PIL import Image  # comes with matplotlib
     fig.savefig(buf, format='png', dpi=dpi, bbox_inches='tight', facecolor='white')
     small = io.BytesIO()
     Image.open(buf).convert('RGB').quantize(colors, dither=Image.Dither.NONE).save(small, 'PNG', optimize=True)   # 128 colours: a quarter of the size
     return small.getvalue()
 
-def small_figures(dpi:int=80, # Dots per inch
-                  colors:int=128 # As in `png`
+def small_figures(dpi: int = 80,  # Dots per inch
+                  colors: int = 128  # As in `png`
                  ):
     "In a notebook: show figures as `png` makes them, so that the notebook stays small"
     import matplotlib.pyplot as plt
@@ -184,16 +190,16 @@ def small_figures(dpi:int=80, # Dots per inch
     get_ipython().display_formatter.formatters['image/png'].for_type(plt.Figure, lambda fig: png(fig, dpi, colors))
 
 # %% ../nbs/61_report.ipynb #e9086761
-def figure_html(fig, # As in `png`
-                alt:str, # What the figure shows, in words
-                dpi:int=110, # Dots per inch of the page
-                caption:str|None=None, # Shown below
-                sharp:float=1.5 # Dots of the image for each of the page
-               )->str:
+def figure_html(fig,  # As in `png`
+                alt: str,  # What the figure shows, in words
+                dpi: int = 110,  # Dots per inch of the page
+                caption: str | None = None,  # Shown below
+                sharp: float = 1.5  # Dots of the image for each of the page
+               ) -> str:
     "A figure as an image inside the page, no wider than the screen, but never too small to read"
     if not isinstance(alt, str) or not alt.strip(): raise ReinitError('a figure needs alt: say in a sentence what it shows')
-    data = png(fig, round(dpi*sharp))
-    w,h = (round(int.from_bytes(data[i:i+4], 'big')/sharp) for i in (16,20))   # of the PNG header, so that the page does not jump while it loads
+    data = png(fig, round(dpi * sharp))
+    w, h = (round(int.from_bytes(data[i:i + 4], 'big') / sharp) for i in (16, 20))   # of the PNG header, so that the page does not jump while it loads
     below = f'<figcaption>{escape(caption)}</figcaption>' if caption else ''
     return (f'<figure><img alt="{escape(alt)}" width="{w}" height="{h}" style="min-width:min(32rem,{w}px)" '
             f'src="data:image/png;base64,{base64.b64encode(data).decode()}">{below}</figure>')
@@ -316,19 +322,19 @@ dark.onchange = say; theme.hidden = false; say();
 def _slug(s, taken):
     "An id for heading `s`, different from those `taken`"
     base = re.sub(r'\W+', '-', str(s).lower()).strip('-') or 'section'
-    names = (base if i==1 else f'{base}-{i}' for i in range(1, len(taken)+2))
+    names = (base if i == 1 else f'{base}-{i}' for i in range(1, len(taken) + 2))
     taken.append(next(n for n in names if n not in taken))
     return taken[-1]
 
 def _section(part, taken, level=2):
     "A part of a page as HTML, and its table-of-contents entry if it has a heading"
-    if isinstance(part, str): return part,''
-    if not (isinstance(part, (tuple, list)) and part and isinstance(part[0], str) and level<5):
+    if isinstance(part, str): return part, ''
+    if not (isinstance(part, (tuple, list)) and part and isinstance(part[0], str) and level < 5):
         raise ReinitError(f'a part of a page is a string of HTML or a tuple (heading, HTML, …), not {type(part).__name__}')
-    (head,*body),id = part,_slug(part[0], taken)
-    body,links = zip(*(_section(o, taken, level+1) for o in body)) if body else ((),())
-    more = f'<ul>{"".join(links)}</ul>' if any(links) and level<3 else ''
-    return '\n'.join([f'<section id="{id}">', f'<h{level}>{escape(head)}</h{level}>', *body, '</section>']),f'<li><a href="#{id}">{escape(head)}</a>{more}</li>'
+    (head, *body), id = part, _slug(part[0], taken)
+    body, links = zip(*(_section(o, taken, level + 1) for o in body)) if body else ((), ())
+    more = f'<ul>{"".join(links)}</ul>' if any(links) and level < 3 else ''
+    return '\n'.join([f'<section id="{id}">', f'<h{level}>{escape(head)}</h{level}>', *body, '</section>']), f'<li><a href="#{id}">{escape(head)}</a>{more}</li>'
 
 # %% ../nbs/61_report.ipynb #aa15b087
 _head = '''<!doctype html>
@@ -342,30 +348,30 @@ _head = '''<!doctype html>
 <link rel="icon" href="data:,">
 '''
 
-def page(title:str, # Title of the window, and heading
-         *parts, # Strings of HTML, or tuples (heading, HTML, …) that become sections
-         subtitle:str='', # One line below the heading
-         footer:str='' # One line at the end
-        )->str: # A whole document
+def page(title: str,  # Title of the window, and heading
+         *parts,  # Strings of HTML, or tuples (heading, HTML, …) that become sections
+         subtitle: str = '',  # One line below the heading
+         footer: str = ''  # One line at the end
+        ) -> str:  # A whole document
     "One self-contained HTML page, with a table of contents if it has more than three sections"
     taken = ['theme']
-    bodies,links = zip(*(_section(p, taken) for p in parts)) if parts else ((),())
+    bodies, links = zip(*(_section(p, taken) for p in parts)) if parts else ((), ())
     links = [o for o in links if o]
-    toc = f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>' if len(links)>3 else ''
-    sub,foot = (f'<{tag}>{escape(s)}</{end}>' if s else '' for s,tag,end in ((subtitle,'p class="dim"','p'), (footer,'footer','footer')))
+    toc = f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>' if len(links) > 3 else ''
+    sub, foot = (f'<{tag}>{escape(s)}</{end}>' if s else '' for s, tag, end in ((subtitle, 'p class="dim"', 'p'), (footer, 'footer', 'footer')))
     body = '<body class="side">' if toc else '<body>'
     return '\n'.join(o for o in (f'{_head}<title>{escape(title)}</title>\n<style>{_css}</style>\n</head>\n{body}', f'<header><h1>{escape(title)}</h1>', sub,
                                  '<button id="theme" type="button" hidden>Dark</button></header>', toc, '<main>', *bodies, '</main>', foot, f'<script>{_js}</script>\n</body>\n</html>\n') if o)
 
 # %% ../nbs/61_report.ipynb #aede8c04
-def write_page(path, # HTML file
-               html:str # From `page`
-              )->Path:
+def write_page(path,  # HTML file
+               html: str  # From `page`
+              ) -> Path:
     "Write a page atomically: a reader finds the old one or the new one"
     return atomic_write(path, html)
 
-def is_page(path # A file
-           )->bool:
+def is_page(path  # A file
+           ) -> bool:
     "Was it written by `write_page`? Files of others are better left alone"
     try:
         with open(path, encoding='utf-8', errors='replace') as f: return '<meta name="generator" content="reinit_nb">' in f.read(2000)

@@ -10,91 +10,107 @@ __all__ = ['REGULARIZERS', 'IMAGES', 'RESERVOIR', 'DATASETS', 'SPACES', 'LANDSCA
            'plot_epochs', 'plot_layers', 'plot_slices', 'cost']
 
 # %% ../nbs/57_reservoir.ipynb #f68a9fbe
-import itertools,math,warnings
+import itertools
+import math
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 from scipy import stats
-from torch import Tensor,nn
-from .core import Recipe,ReinitError,Streams,by_scale,check_choice,check_number,default_device,paper_table,scale as get_scale
-from .flatness import hessian_trace,noise_curve,slice_1d,top_eigenvalues
-from .freezing import frozen,frozen_masks
-from .models import POSITIONS,mlp,reservoir_layout,reservoirs
-from .separability import Moments,solve
+from torch import Tensor, nn
+
+from reinit_nb.core import (
+    Recipe,
+    ReinitError,
+    Streams,
+    by_scale,
+    check_choice,
+    check_number,
+    default_device,
+    paper_table,
+)
+from .core import scale as get_scale
+from .flatness import hessian_trace, noise_curve, slice_1d, top_eigenvalues
+from .freezing import frozen, frozen_masks
+from .models import POSITIONS, mlp, reservoir_layout, reservoirs
+from .separability import Moments, solve
 from .stats import summary
 from .sweep import Engine
-from .vision import Task,catalogue,make,prepare
+from .vision import Task, catalogue, make, prepare
 from .vision import missing as no_data
 
 # %% ../nbs/57_reservoir.ipynb #8f3ed59d
-REGULARIZERS = {'none':{}, 'L1 .001':dict(l1=.001), 'L1 .01':dict(l1=.01), 'BatchNorm':dict(norm='batch'),
-                'dropout .1':dict(dropout=.1), 'dropout .25':dict(dropout=.25), 'dropout .5':dict(dropout=.5)}
+REGULARIZERS = {'none': {}, 'L1 .001': dict(l1=.001), 'L1 .01': dict(l1=.01), 'BatchNorm': dict(norm='batch'),
+                'dropout .1': dict(dropout=.1), 'dropout .25': dict(dropout=.25), 'dropout .5': dict(dropout=.5)}
 IMAGES = Task('cifar10', n_train=2000, valid=0., size=16, normalize='none')   # pixels / 255, as in the paper
 
 @dataclass(frozen=True)
 class ReservoirRun(Recipe):
     "A perceptron with reservoirs, frozen or trained"
-    task:Task = IMAGES               # Data; the seed decides which images
-    n_test:int|None = 2500           # Test images, spread evenly over the test set; None: all
-    base:int = 64                    # Width of the base layers
-    repeats:int = 2                  # R: how often base, reservoir, base
-    scale:float = 2.                 # Width of a reservoir in base widths
-    position:str = 'alternating'     # Where the reservoirs are: one of `models.POSITIONS`
-    skip:bool = False                # Add the first base layer of a block to that of the next?
-    regularizer:str = 'none'         # One of `REGULARIZERS`
-    frozen:float = 1.                # Share of the reservoirs' weights that is not trained
-    epochs:int = 30                  # Passes over the training images
-    batch:int = 64                   # Images in a step; the last step of an epoch takes what is left
-    lr:float = .001                  # Of Adam
-    seed:int = 0                     # Of images, initial weights, order, dropout and of the entries that are frozen
-    looks:tuple[int,...] = (1,2,3,5,10,20)   # Epochs after which accuracies are measured; the last one always
-    separate:tuple[int,...] = ()     # Epochs after which separability is measured; 0: before training
+    task: Task = IMAGES               # Data; the seed decides which images
+    n_test: int | None = 2500           # Test images, spread evenly over the test set; None: all
+    base: int = 64                    # Width of the base layers
+    repeats: int = 2                  # R: how often base, reservoir, base
+    scale: float = 2.                 # Width of a reservoir in base widths
+    position: str = 'alternating'     # Where the reservoirs are: one of `models.POSITIONS`
+    skip: bool = False                # Add the first base layer of a block to that of the next?
+    regularizer: str = 'none'         # One of `REGULARIZERS`
+    frozen: float = 1.                # Share of the reservoirs' weights that is not trained
+    epochs: int = 30                  # Passes over the training images
+    batch: int = 64                   # Images in a step; the last step of an epoch takes what is left
+    lr: float = .001                  # Of Adam
+    seed: int = 0                     # Of images, initial weights, order, dropout and of the entries that are frozen
+    looks: tuple[int, ...] = (1, 2, 3, 5, 10, 20)   # Epochs after which accuracies are measured; the last one always
+    separate: tuple[int, ...] = ()     # Epochs after which separability is measured; 0: before training
 
 # %% ../nbs/57_reservoir.ipynb #d2371c54
 @patch
-def check(self:ReservoirRun):
-    for k in ('base','repeats','epochs','batch'): check_number(k, getattr(self, k), 1, integer=True)
-    for k in ('scale','lr'): check_number(k, getattr(self, k), 0, lo_open=True)
-    check_number('frozen', self.frozen, 0, 1); check_number('seed', self.seed, 0, integer=True)
+def check(self: ReservoirRun):
+    for k in ('base', 'repeats', 'epochs', 'batch'): check_number(k, getattr(self, k), 1, integer=True)
+    for k in ('scale', 'lr'): check_number(k, getattr(self, k), 0, lo_open=True)
+    check_number('frozen', self.frozen, 0, 1)
+    check_number('seed', self.seed, 0, integer=True)
     if self.n_test is not None: check_number('n_test', self.n_test, 1, integer=True)
-    check_choice('position', self.position, POSITIONS); check_choice('regularizer', self.regularizer, REGULARIZERS)
-    if self.skip and self.position!='alternating': raise ReinitError(f'skip=True and position={self.position!r}: skips lead from base layer to base layer of alternating blocks')
-    for k in ('looks','separate'):
+    check_choice('position', self.position, POSITIONS)
+    check_choice('regularizer', self.regularizer, REGULARIZERS)
+    if self.skip and self.position != 'alternating': raise ReinitError(f'skip=True and position={self.position!r}: skips lead from base layer to base layer of alternating blocks')
+    for k in ('looks', 'separate'):
         for e in getattr(self, k): check_number(k, e, 0, self.epochs, integer=True)
 
 # %% ../nbs/57_reservoir.ipynb #22e09b98
 def _rows(task, part, n=None):
     "Images and labels of a part as tensors; at most `n`, spread evenly"
-    i = np.arange(len(part)) if n is None or n>=len(part) else np.linspace(0, len(part)-1, n).round().astype(int)
+    i = np.arange(len(part)) if n is None or n >= len(part) else np.linspace(0, len(part) - 1, n).round().astype(int)
     x = torch.from_numpy(np.asarray(part.x[part.idx[i]]))
-    x = x[:,None] if x.ndim==3 else x.permute(0,3,1,2)
-    h,w = (task.size,)*2 if task.size else x.shape[2:]
-    return prepare(task, x, h, w).flatten(1).contiguous(),torch.from_numpy(part.y[i])
+    x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
+    h, w = (task.size,) * 2 if task.size else x.shape[2:]
+    return prepare(task, x, h, w).flatten(1).contiguous(), torch.from_numpy(part.y[i])
 
-def tensors(run:ReservoirRun # Task, seed and `n_test` matter
-           )->tuple: # Training images and labels, test images and labels, number of classes
+def tensors(run: ReservoirRun  # Task, seed and `n_test` matter
+           ) -> tuple:  # Training images and labels, test images and labels, number of classes
     "The data of a run"
-    train,_,test = make(run.task, Streams(run.seed))
-    return *_rows(run.task, train),*_rows(run.task, test, run.n_test),train.c
+    train, _, test = make(run.task, Streams(run.seed))
+    return *_rows(run.task, train), *_rows(run.task, test, run.n_test), train.c
 
 # %% ../nbs/57_reservoir.ipynb #820be783
-def network(run:ReservoirRun, # Architecture and seed matter
-            n_in:int, # Pixels
-            n_out:int # Classes
-           )->nn.Sequential: # From `models.mlp`; nothing is frozen yet
+def network(run: ReservoirRun,  # Architecture and seed matter
+            n_in: int,  # Pixels
+            n_out: int  # Classes
+           ) -> nn.Sequential:  # From `models.mlp`; nothing is frozen yet
     "The network of a run, with its initial weights"
-    kw = {k:v for k,v in REGULARIZERS[run.regularizer].items() if k!='l1'}
+    kw = {k: v for k, v in REGULARIZERS[run.regularizer].items() if k != 'l1'}
     layout = reservoir_layout(run.base, run.repeats, run.scale, run.position)
-    return mlp(n_in, n_out=n_out, skip=3*run.skip, streams=Streams(run.seed), **layout, **kw)
+    return mlp(n_in, n_out=n_out, skip=3 * run.skip, streams=Streams(run.seed), **layout, **kw)
 
-def masks(run:ReservoirRun, # `frozen` and `seed` matter
-          net:nn.Module # From `network`
-         )->dict: # As from `freezing.frozen_masks`; empty for the control
+def masks(run: ReservoirRun,  # `frozen` and `seed` matter
+          net: nn.Module  # From `network`
+         ) -> dict:  # As from `freezing.frozen_masks`; empty for the control
     "What is not trained"
     return frozen_masks(net, of='reservoirs', share=run.frozen, seed=run.seed) if run.frozen else {}
 
@@ -102,19 +118,19 @@ def masks(run:ReservoirRun, # `frozen` and `seed` matter
 class Stack:
     "Networks of the same shape with a leading dimension, `groups` of them with data of their own"
     def __init__(self,
-                 nets:Sequence[nn.Module], # From `network`, those that share data next to each other
-                 groups:int, # How many sets of data
-                 run:ReservoirRun # What they have in common
+                 nets: Sequence[nn.Module],  # From `network`, those that share data next to each other
+                 groups: int,  # How many sets of data
+                 run: ReservoirRun  # What they have in common
                 ):
-        self.nets,self.groups,self.opts,self.skip = nets,groups,REGULARIZERS[run.regularizer],run.skip
-        with torch.no_grad(): self.p = {n:torch.stack([dict(o.named_parameters())[n] for o in nets]).requires_grad_() for n,_ in nets[0].named_parameters()}
-        self.buf = {n:torch.stack([dict(o.named_buffers())[n].float() for o in nets]) for n,_ in nets[0].named_buffers() if 'running' in n}
-        self.layers = [n for n,m in nets[0].named_modules() if isinstance(m, nn.Linear)]
+        self.nets, self.groups, self.opts, self.skip = nets, groups, REGULARIZERS[run.regularizer], run.skip
+        with torch.no_grad(): self.p = {n: torch.stack([dict(o.named_parameters())[n] for o in nets]).requires_grad_() for n, _ in nets[0].named_parameters()}
+        self.buf = {n: torch.stack([dict(o.named_buffers())[n].float() for o in nets]) for n, _ in nets[0].named_buffers() if 'running' in n}
+        self.layers = [n for n, m in nets[0].named_modules() if isinstance(m, nn.Linear)]
     def __len__(self): return len(self.nets)
 
 def _linear(s, name, u):
     "A layer of all members; `u` is groups or members × features × examples"
-    W,b,D = s.p[f'{name}.weight'],s.p[f'{name}.bias'],len(u)
+    W, b, D = s.p[f'{name}.weight'], s.p[f'{name}.bias'], len(u)
     z = torch.baddbmm(b.reshape(D, -1, 1), W.reshape(D, -1, W.shape[2]), u)   # members that share data are one tall matrix
     return z.view(len(s), W.shape[1], u.shape[2])
 
@@ -122,77 +138,78 @@ def _linear(s, name, u):
 def _norm(s, name, z, training):
     "BatchNorm of all members: their features are so many channels"
     at = f'{name.rpartition(".")[0]}.norm.'
-    m,v = (s.buf[at+k].view(-1) for k in ('running_mean','running_var'))
-    return F.batch_norm(z.reshape(1, -1, z.shape[2]), m, v, s.p[at+'weight'].view(-1), s.p[at+'bias'].view(-1), training, .1, 1e-5).view(z.shape)
+    m, v = (s.buf[at + k].view(-1) for k in ('running_mean', 'running_var'))
+    return F.batch_norm(z.reshape(1, -1, z.shape[2]), m, v, s.p[at + 'weight'].view(-1), s.p[at + 'bias'].view(-1), training, .1, 1e-5).view(z.shape)
 
 def _drop(s, h, p, gens):
     "Dropout; members that share data share the noise, too"
-    keep = torch.stack([torch.rand(h.shape[2], h.shape[1], generator=g) for g in gens]).transpose(1, 2)>=p
-    return h*keep.repeat_interleave(len(s)//s.groups, 0).to(h).div_(1-p)
+    keep = torch.stack([torch.rand(h.shape[2], h.shape[1], generator=g) for g in gens]).transpose(1, 2) >= p
+    return h * keep.repeat_interleave(len(s) // s.groups, 0).to(h).div_(1 - p)
 
-def activations(s:Stack, # The networks
-                x:Tensor, # groups × examples × pixels
-                gens=None # Generators of dropout, one for each group: training. `None`: evaluation
-               )->tuple[list[Tensor],Tensor]: # Of hidden layers, members × features × examples; scores of the classes
+def activations(s: Stack,  # The networks
+                x: Tensor,  # groups × examples × pixels
+                gens=None  # Generators of dropout, one for each group: training. `None`: evaluation
+               ) -> tuple[list[Tensor], Tensor]:  # Of hidden layers, members × features × examples; scores of the classes
     "What all members make of their data"
-    u,hs,last,training = x.transpose(1, 2),[],None,gens is not None
-    for l,name in enumerate(s.layers[:-1]):
+    u, hs, last, training = x.transpose(1, 2), [], None, gens is not None
+    for l, name in enumerate(s.layers[:-1]):
         z = _linear(s, name, u)
         u = F.relu(_norm(s, name, z, training) if 'norm' in s.opts else z)
         if training and 'dropout' in s.opts: u = _drop(s, u, s.opts['dropout'], gens)
-        if s.skip and l%3==0: last = u = u if last is None else u+last
+        if s.skip and l % 3 == 0: last = u = u if last is None else u + last
         hs.append(u)
-    return hs,_linear(s, s.layers[-1], u)
+    return hs, _linear(s, s.layers[-1], u)
 
 # %% ../nbs/57_reservoir.ipynb #b1d4d899
 class Trainer:
     "Adam on a `Stack`; what `held` says has no gradient"
-    def __init__(self, s:Stack, lr:float, held:Sequence[dict]): # `held`: masks of each member
-        self.s,self.opt = s,torch.optim.Adam(s.p.values(), lr=lr, fused=s.p[f'{s.layers[0]}.weight'].device.type in ('cpu','cuda'))
+    def __init__(self, s: Stack, lr: float, held: Sequence[dict]):  # `held`: masks of each member
+        self.s, self.opt = s, torch.optim.Adam(s.p.values(), lr=lr, fused=s.p[f'{s.layers[0]}.weight'].device.type in ('cpu', 'cuda'))
         names = dict.fromkeys(n for o in held for n in o)
-        self.keep = {n:torch.stack([(~o[n] if isinstance(o.get(n), Tensor) else torch.full(s.p[n].shape[1:], n not in o)).to(s.p[n]) for o in held]) for n in names}
+        self.keep = {n: torch.stack([(~o[n] if isinstance(o.get(n), Tensor) else torch.full(s.p[n].shape[1:], n not in o)).to(s.p[n]) for o in held]) for n in names}
 
-    def step(self, x:Tensor, y:Tensor, gens)->tuple: # Loss and hits of each member
+    def step(self, x: Tensor, y: Tensor, gens) -> tuple:  # Loss and hits of each member
         s = self.s
         out = activations(s, x, gens)[1]
-        y = y.repeat_interleave(len(s)//s.groups, 0)
+        y = y.repeat_interleave(len(s) // s.groups, 0)
         loss = F.cross_entropy(out, y, reduction='none').mean(1)
-        self.opt.zero_grad(); loss.sum().backward()
-        for n in s.p if 'l1' in s.opts else (): # the derivative of λ·Σ|w|, for weights only
-            if s.p[n].ndim>2: s.p[n].grad.add_(s.p[n].detach().sign(), alpha=s.opts['l1'])
-        for n,k in self.keep.items(): s.p[n].grad.mul_(k)
+        self.opt.zero_grad()
+        loss.sum().backward()
+        for n in s.p if 'l1' in s.opts else ():  # the derivative of λ·Σ|w|, for weights only
+            if s.p[n].ndim > 2: s.p[n].grad.add_(s.p[n].detach().sign(), alpha=s.opts['l1'])
+        for n, k in self.keep.items(): s.p[n].grad.mul_(k)
         self.opt.step()
-        return loss.detach(),(out.detach().argmax(1)==y).sum(1)
+        return loss.detach(), (out.detach().argmax(1) == y).sum(1)
 
 # %% ../nbs/57_reservoir.ipynb #8096a9b7
 @torch.no_grad()
-def hits(s:Stack, x:Tensor, y:Tensor, size:int=1000)->Tensor: # Share of right answers of each member
+def hits(s: Stack, x: Tensor, y: Tensor, size: int = 1000) -> Tensor:  # Share of right answers of each member
     "Accuracy, `size` examples at a time"
-    right = sum((activations(s, a)[1].argmax(1).view(s.groups, -1, b.shape[1])==b[:,None]).sum(2) for a,b in zip(x.split(size, 1), y.split(size, 1)))
-    return right.flatten().double()/y.shape[1]
+    right = sum((activations(s, a)[1].argmax(1).view(s.groups, -1, b.shape[1]) == b[:, None]).sum(2) for a, b in zip(x.split(size, 1), y.split(size, 1)))
+    return right.flatten().double() / y.shape[1]
 
-def member(s:Stack, # The networks
-           m:int # Which
-          )->nn.Module: # With its own copy of the weights
+def member(s: Stack,  # The networks
+           m: int  # Which
+          ) -> nn.Module:  # With its own copy of the weights
     "One of the networks as an ordinary module"
     net = s.nets[m]
-    net.load_state_dict({n:t.detach()[m] for n,t in (s.p|s.buf).items()}, strict=False)
+    net.load_state_dict({n: t.detach()[m] for n, t in (s.p | s.buf).items()}, strict=False)
     return net.eval()
 
 # %% ../nbs/57_reservoir.ipynb #492a6fa2
 def _separate(h, y, ht, yt):
     "Separability of one layer on training and test data"
     r = solve(Moments(h.shape[1]).add(h, y))
-    return r.hits(h, y)/len(y),r.hits(ht, yt)/len(yt)
+    return r.hits(h, y) / len(y), r.hits(ht, yt) / len(yt)
 
 @torch.no_grad()
-def layer_separability(s:Stack, x:Tensor, y:Tensor, xt:Tensor, yt:Tensor)->list[dict]: # For each member: sep_train_<layer>, sep_test_<layer>
+def layer_separability(s: Stack, x: Tensor, y: Tensor, xt: Tensor, yt: Tensor) -> list[dict]:  # For each member: sep_train_<layer>, sep_test_<layer>
     "How well the hidden layers separate the classes, layers counted from 0"
-    rows,G = [{} for _ in s.nets],len(s)//s.groups
-    for l,(h,ht) in enumerate(zip(activations(s, x)[0], activations(s, xt)[0])):
-        for m,row in enumerate(rows):
-            g = m//G
-            row[f'sep_train_{l}'],row[f'sep_test_{l}'] = _separate(h[m].T.cpu(), y[g].cpu(), ht[m].T.cpu(), yt[g].cpu())
+    rows, G = [{} for _ in s.nets], len(s) // s.groups
+    for l, (h, ht) in enumerate(zip(activations(s, x)[0], activations(s, xt)[0])):
+        for m, row in enumerate(rows):
+            g = m // G
+            row[f'sep_train_{l}'], row[f'sep_test_{l}'] = _separate(h[m].T.cpu(), y[g].cpu(), ht[m].T.cpu(), yt[g].cpu())
     return rows
 
 # %% ../nbs/57_reservoir.ipynb #f15d688e
@@ -203,57 +220,57 @@ def _by(items, key):
     for o in items: out.setdefault(key(o), []).append(o)
     return out
 
-def plan(recipes:Sequence[ReservoirRun], # Any
-         members:int=20 # At most, in a stack
-        )->list[list[ReservoirRun]]: # Each can be given to `train`
+def plan(recipes: Sequence[ReservoirRun],  # Any
+         members: int = 20  # At most, in a stack
+        ) -> list[list[ReservoirRun]]:  # Each can be given to `train`
     "Sort recipes into stacks, those with the same seed next to each other"
     out = []
     for rs in _by(recipes, _same).values():
         for per in _by(_by(rs, lambda r: r.seed).values(), lambda g: tuple(r.frozen for r in g)).values():   # seeds with the same variants
-            n = max(1, members//len(per[0]))
-            out += [[r for g in per[i:i+n] for r in g] for i in range(0, len(per), n)]
+            n = max(1, members // len(per[0]))
+            out += [[r for g in per[i:i + n] for r in g] for i in range(0, len(per), n)]
     return out
 
 # %% ../nbs/57_reservoir.ipynb #c35f5a2d
 def _measured(s, run, epoch, data, fit):
     "Rows of all members after an epoch; nothing if nobody asked"
-    if epoch not in (*run.looks,*run.separate,run.epochs): return None
-    x,y,xt,yt = data
-    seps = layer_separability(s, *data) if epoch in run.separate else [{}]*len(s)
+    if epoch not in (*run.looks, *run.separate, run.epochs): return None
+    x, y, xt, yt = data
+    seps = layer_separability(s, *data) if epoch in run.separate else [{}] * len(s)
     accs = zip(hits(s, x, y).tolist(), hits(s, xt, yt).tolist())
-    return [dict(epoch=epoch, fit_loss=f[0], fit_acc=f[1], train_acc=a, test_acc=b) | o for f,(a,b),o in zip(fit, accs, seps)]
+    return [dict(epoch=epoch, fit_loss=f[0], fit_acc=f[1], train_acc=a, test_acc=b) | o for f, (a, b), o in zip(fit, accs, seps)]
 
 def _epoch(trainer, run, x, y, order, noise):
     "One pass over the data; mean loss and accuracy of the steps, for each member"
     total = torch.zeros(2, len(trainer.s), device=x.device, dtype=torch.float64)
     idx = torch.stack([torch.randperm(x.shape[1], generator=g) for g in order]).to(x.device)
-    at = torch.arange(len(x), device=x.device)[:,None]
+    at = torch.arange(len(x), device=x.device)[:, None]
     for i in idx.split(run.batch, 1):
-        loss,right = trainer.step(x[at,i], y[at,i], noise)
-        total += torch.stack([loss*i.shape[1], right])
-    return (total/x.shape[1]).T.tolist()
+        loss, right = trainer.step(x[at, i], y[at, i], noise)
+        total += torch.stack([loss * i.shape[1], right])
+    return (total / x.shape[1]).T.tolist()
 
 # %% ../nbs/57_reservoir.ipynb #9789088e
-def train(recipes:Sequence[ReservoirRun], # One portion of `plan`
-          device=None # Default: the best there is
-         )->tuple[Stack,list[list[dict]]]: # The trained networks; for each recipe, a row per epoch that was asked for
+def train(recipes: Sequence[ReservoirRun],  # One portion of `plan`
+          device=None  # Default: the best there is
+         ) -> tuple[Stack, list[list[dict]]]:  # The trained networks; for each recipe, a row per epoch that was asked for
     "Train all `recipes` at once"
-    run,device = recipes[0],default_device(device)
+    run, device = recipes[0], default_device(device)
     seeds = list(dict.fromkeys(r.seed for r in recipes))
-    if len({_same(r) for r in recipes})>1 or len(recipes)%len(seeds) or [r.seed for r in recipes]!=[k for k in seeds for _ in range(len(recipes)//len(seeds))]:
+    if len({_same(r) for r in recipes}) > 1 or len(recipes) % len(seeds) or [r.seed for r in recipes] != [k for k in seeds for _ in range(len(recipes) // len(seeds))]:
         raise ReinitError('recipes: these do not fit into one stack; `plan` sorts them')
-    *data,c = (list(o) for o in zip(*(tensors(run.replace(seed=k)) for k in seeds)))
+    *data, c = (list(o) for o in zip(*(tensors(run.replace(seed=k)) for k in seeds)))
     data = [torch.stack(o).to(device) for o in data]
     nets = [network(r, data[0].shape[2], c[0]) for r in recipes]
-    held = [masks(r, o) for r,o in zip(recipes, nets)]
+    held = [masks(r, o) for r, o in zip(recipes, nets)]
     s = Stack([o.to(device) for o in nets], len(seeds), run)
-    trainer,streams = Trainer(s, run.lr, held),[Streams(k) for k in seeds]
-    rows = [_measured(s, run, 0, data, [(math.nan,)*2]*len(s))]
-    for e in range(1, run.epochs+1):
+    trainer, streams = Trainer(s, run.lr, held), [Streams(k) for k in seeds]
+    rows = [_measured(s, run, 0, data, [(math.nan,) * 2] * len(s))]
+    for e in range(1, run.epochs + 1):
         rows.append(_measured(s, run, e, data, _epoch(trainer, run, *data[:2], [o.data for o in streams], [o.noise for o in streams])))
-    return s,[list(o) for o in zip(*filter(None, rows))]
+    return s, [list(o) for o in zip(*filter(None, rows))]
 
-def run(recipes:Sequence[ReservoirRun])->list[list[dict]]: # For each recipe, its rows
+def run(recipes: Sequence[ReservoirRun]) -> list[list[dict]]:  # For each recipe, its rows
     "Train all `recipes` at once, for `sweep.run`"
     return train(recipes)[1]
 
@@ -262,319 +279,329 @@ RESERVOIR = Engine(plan, run, missing=lambda r: no_data(r.task.dataset))
 # %% ../nbs/57_reservoir.ipynb #c18332e0
 class _Dropout(nn.Module):
     "Dropout with noise from a generator"
-    def __init__(self, p, gen): super().__init__(); self.p,self.gen = p,gen
+    def __init__(self, p, gen): super().__init__(); self.p, self.gen = p, gen
     def forward(self, h):
         if not self.training: return h
-        return h*(torch.rand(h.shape, generator=self.gen)>=self.p)/(1-self.p)
+        return h * (torch.rand(h.shape, generator=self.gen) >= self.p) / (1 - self.p)
 
 def _swap_dropout(net, gen):
     for m in list(net.modules()):
-        for n,c in m.named_children():
+        for n, c in m.named_children():
             if isinstance(c, nn.Dropout): setattr(m, n, _Dropout(c.p, gen))
     return net
 
 def _steps(run, net, x, y, streams):
     "Train an ordinary network, a pass at a time"
-    opt,l1 = torch.optim.Adam(net.parameters(), lr=run.lr),REGULARIZERS[run.regularizer].get('l1', 0.)
+    opt, l1 = torch.optim.Adam(net.parameters(), lr=run.lr), REGULARIZERS[run.regularizer].get('l1', 0.)
     for e in range(run.epochs):
         for i in torch.randperm(len(x), generator=streams.data).split(run.batch):
             opt.zero_grad()
             loss = F.cross_entropy(net.train()(x[i]), y[i])
-            if l1: loss = loss + l1*sum(p.abs().sum() for p in net.parameters() if p.ndim>1)
-            loss.backward(); opt.step()
-        yield e+1
+            if l1: loss = loss + l1 * sum(p.abs().sum() for p in net.parameters() if p.ndim > 1)
+            loss.backward()
+            opt.step()
+        yield e + 1
 
 # %% ../nbs/57_reservoir.ipynb #97e1992a
-def torch_run(run:ReservoirRun # On the CPU
-             )->tuple[nn.Module,list[dict]]: # The trained network; rows epoch, train_acc, test_acc
+def torch_run(run: ReservoirRun  # On the CPU
+             ) -> tuple[nn.Module, list[dict]]:  # The trained network; rows epoch, train_acc, test_acc
     "The same run in plain torch, one network and one step at a time"
-    x,y,xt,yt,c = tensors(run)
-    streams,rows = Streams(run.seed),[]
+    x, y, xt, yt, c = tensors(run)
+    streams, rows = Streams(run.seed), []
     net = _swap_dropout(network(run, x.shape[1], c), streams.noise)
     hold = frozen(net, of='reservoirs', share=run.frozen, seed=run.seed) if run.frozen else nullcontext()
     def hit(x, y):
-        with torch.no_grad(): return float((net.eval()(x).argmax(1)==y).double().mean())
+        with torch.no_grad(): return float((net.eval()(x).argmax(1) == y).double().mean())
     with hold:
         for e in _steps(run, net, x, y, streams):
-            if e in (*run.looks,run.epochs): rows.append(dict(epoch=e, train_acc=hit(x, y), test_acc=hit(xt, yt)))
-    return net,rows
+            if e in (*run.looks, run.epochs): rows.append(dict(epoch=e, train_acc=hit(x, y), test_acc=hit(xt, yt)))
+    return net, rows
 
 # %% ../nbs/57_reservoir.ipynb #ce2b0c78
-DATASETS = ('cifar10','cifar100','mnist')
+DATASETS = ('cifar10', 'cifar100', 'mnist')
 _LAPTOP = dict(cifar10=dict(size=16), cifar100=dict(size=16, classes=20), mnist=dict(size=14))
 
-def default(dataset:str='cifar10', # One of `DATASETS`
-            scale:str|None=None # As in `core.scale`; at smoke scale the data are `digits`, whatever is asked for
-           )->ReservoirRun: # Frozen, seed 0
+def default(dataset: str = 'cifar10',  # One of `DATASETS`
+            scale: str | None = None  # As in `core.scale`; at smoke scale the data are `digits`, whatever is asked for
+           ) -> ReservoirRun:  # Frozen, seed 0
     "The default network of the study"
-    at,plain = get_scale(scale),dict(valid=0., normalize='none')
+    at, plain = get_scale(scale), dict(valid=0., normalize='none')
     check_choice('dataset', dataset, DATASETS)
-    if at=='smoke': return ReservoirRun(Task('digits', n_train=100, **plain), n_test=100, base=8, epochs=3, looks=(1,2), separate=(0,1,3))
-    mnist = dataset=='mnist'
+    if at == 'smoke': return ReservoirRun(Task('digits', n_train=100, **plain), n_test=100, base=8, epochs=3, looks=(1, 2), separate=(0, 1, 3))
+    mnist = dataset == 'mnist'
     small = dict(task=Task(dataset, n_train=1000, **_LAPTOP[dataset], **plain), base=64, epochs=30 if mnist else 60)
     large = dict(task=Task(dataset, **plain), n_test=None, base=64 if mnist else 256, epochs=50 if mnist else 100)
-    kw = small if at=='laptop' else large
-    return ReservoirRun(**kw, looks=(1,2,3,5,10,20), separate=tuple(dict.fromkeys((0,1,3,10,30,kw['epochs']))))
+    kw = small if at == 'laptop' else large
+    return ReservoirRun(**kw, looks=(1, 2, 3, 5, 10, 20), separate=tuple(dict.fromkeys((0, 1, 3, 10, 30, kw['epochs']))))
 
 # %% ../nbs/57_reservoir.ipynb #6c5c33ee
 _POWERS = tuple(2.**k for k in range(-2, 6))
 
 def _widths(dataset, at):
-    if at=='paper': return [2**k for k in (range(4, 10) if dataset=='mnist' else range(5, 11))]
-    return (8,16,32) if at=='smoke' else (16,32,64,128,256) if dataset=='cifar10' else (16,32,64,128)
+    if at == 'paper': return [2**k for k in (range(4, 10) if dataset == 'mnist' else range(5, 11))]
+    return (8, 16, 32) if at == 'smoke' else (16, 32, 64, 128, 256) if dataset == 'cifar10' else (16, 32, 64, 128)
 
-def settings(dataset:str='cifar10', # One of `DATASETS`
-             scale:str|None=None # As in `core.scale`
-            )->dict[str,list[ReservoirRun]]: # Sweep → recipes, frozen, seed 0
+def settings(dataset: str = 'cifar10',  # One of `DATASETS`
+             scale: str | None = None  # As in `core.scale`
+            ) -> dict[str, list[ReservoirRun]]:  # Sweep → recipes, frozen, seed 0
     "All settings of a dataset"
-    at,d = get_scale(scale),default(dataset, scale)
+    at, d = get_scale(scale), default(dataset, scale)
     plain = d.replace(separate=())
-    deep = plain.replace(separate=(0,d.epochs)) if dataset=='cifar10' else plain
-    def vary(of, name, values, **kw): return [d if getattr(d, name)==v and not kw else of.replace(**{name:v}, **kw) for v in values]
-    depths = dict(smoke=(1,2,4), laptop=(1,2,5,6,7,8), paper=range(1, 9))[at]
-    out = {'default':[d], 'depth':vary(deep, 'repeats', depths), 'position':vary(plain, 'position', POSITIONS), 'width':vary(plain, 'base', _widths(dataset, at))}
-    if dataset!='cifar10': return out
-    out['depth, skips'] = vary(deep, 'repeats', dict(smoke=(2,4), laptop=(5,8), paper=range(2, 9))[at], skip=True)
+    deep = plain.replace(separate=(0, d.epochs)) if dataset == 'cifar10' else plain
+    def vary(of, name, values, **kw): return [d if getattr(d, name) == v and not kw else of.replace(**{name: v}, **kw) for v in values]
+    depths = dict(smoke=(1, 2, 4), laptop=(1, 2, 5, 6, 7, 8), paper=range(1, 9))[at]
+    out = {'default': [d], 'depth': vary(deep, 'repeats', depths), 'position': vary(plain, 'position', POSITIONS), 'width': vary(plain, 'base', _widths(dataset, at))}
+    if dataset != 'cifar10': return out
+    out['depth, skips'] = vary(deep, 'repeats', dict(smoke=(2, 4), laptop=(5, 8), paper=range(2, 9))[at], skip=True)
     out['regularizer'] = vary(plain, 'regularizer', REGULARIZERS)
-    out['share'] = [plain.replace(frozen=f) for f in (.1,.2,.3,.4,.5)]
-    return out | {'scale':vary(plain, 'scale', dict(smoke=(.5,2.,4.), laptop=_POWERS[:-2], paper=_POWERS)[at])}
+    out['share'] = [plain.replace(frozen=f) for f in (.1, .2, .3, .4, .5)]
+    return out | {'scale': vary(plain, 'scale', dict(smoke=(.5, 2., 4.), laptop=_POWERS[:-2], paper=_POWERS)[at])}
 
 # %% ../nbs/57_reservoir.ipynb #41a96e50
-def seeds(settings:Sequence[ReservoirRun], # From `settings`
-          n:int # How many seeds
-         )->list[ReservoirRun]: # Seed by seed, the control beside each
+def seeds(settings: Sequence[ReservoirRun],  # From `settings`
+          n: int  # How many seeds
+         ) -> list[ReservoirRun]:  # Seed by seed, the control beside each
     "The runs of some settings: each with its control, from the same initial weights on the same batches"
-    return [r.replace(seed=k, frozen=f) for k in range(check_number('n', n, 1, integer=True)) for r in settings for f in ((0.,r.frozen) if r.frozen==1 else (r.frozen,))]
+    return [r.replace(seed=k, frozen=f) for k in range(check_number('n', n, 1, integer=True)) for r in settings for f in ((0., r.frozen) if r.frozen == 1 else (r.frozen,))]
 
-def study(scale:str|None=None, # As in `core.scale`
-          datasets:Sequence[str]=DATASETS, # At smoke scale only the first is taken
-          n:int|None=None # Seeds; default: as in the table above
-         )->list[ReservoirRun]: # Each once, what matters most first
+def study(scale: str | None = None,  # As in `core.scale`
+          datasets: Sequence[str] = DATASETS,  # At smoke scale only the first is taken
+          n: int | None = None  # Seeds; default: as in the table above
+         ) -> list[ReservoirRun]:  # Each once, what matters most first
     "All runs of the study"
     at = get_scale(scale)
-    many,few = (n,n) if n else by_scale((3,3), (8,6), (25,25), at)
-    datasets = [check_choice('dataset', o, DATASETS) for o in datasets][:1 if at=='smoke' else None]
+    many, few = (n, n) if n else by_scale((3, 3), (8, 6), (25, 25), at)
+    datasets = [check_choice('dataset', o, DATASETS) for o in datasets][:1 if at == 'smoke' else None]
     runs = [r for o in datasets for r in seeds([default(o, at)], many)]
-    return list(dict.fromkeys(runs+[r for o in datasets for k,v in settings(o, at).items() for r in seeds(v, few)]))
+    return list(dict.fromkeys(runs + [r for o in datasets for k, v in settings(o, at).items() for r in seeds(v, few)]))
 
 # %% ../nbs/57_reservoir.ipynb #1710634e
 @dataclass(frozen=True)
 class LandscapeRun(ReservoirRun):
     "A run whose landscape is measured at its end"
-    images:int = 300                                 # Training images that the loss is measured on
-    probes:int = 15                                  # Of the Hessian's trace
-    sigmas:tuple[float,...] = (.01,.02,.05)          # Deviations of noise on the parameters
-    at:tuple[float,...] = (-1.,-.6,-.3,-.1,0.,.1,.3,.6,1.)  # Steps along a filter-normalised direction
+    images: int = 300                                 # Training images that the loss is measured on
+    probes: int = 15                                  # Of the Hessian's trace
+    sigmas: tuple[float, ...] = (.01, .02, .05)          # Deviations of noise on the parameters
+    at: tuple[float, ...] = (-1., -.6, -.3, -.1, 0., .1, .3, .6, 1.)  # Steps along a filter-normalised direction
 
     def check(self):
         super().check()
-        for k in ('images','probes'): check_number(k, getattr(self, k), 2, integer=True)
+        for k in ('images', 'probes'): check_number(k, getattr(self, k), 2, integer=True)
         for o in self.sigmas: check_number('sigmas', o, 0, lo_open=True)
 
-SPACES = ('all','base')
+SPACES = ('all', 'base')
 
 def _choose(net, space):
     "Only the parameters of a space have gradients"
-    out = [n+'.' for n in reservoirs(net)] if space=='base' else []
-    for n,p in net.named_parameters(): p.requires_grad_(not n.startswith(tuple(out)))
+    out = [n + '.' for n in reservoirs(net)] if space == 'base' else []
+    for n, p in net.named_parameters(): p.requires_grad_(not n.startswith(tuple(out)))
     return net
 
 # %% ../nbs/57_reservoir.ipynb #77731475
-def landscape(net:nn.Module, # Trained
-              data:tuple, # `(x, y)`
-              run:LandscapeRun # What to measure
-             )->dict: # top_<space>, trace_<space>, dims_<space>, noise_<σ>_<space>, slice_<t>
+def landscape(net: nn.Module,  # Trained
+              data: tuple,  # `(x, y)`
+              run: LandscapeRun  # What to measure
+             ) -> dict:  # top_<space>, trace_<space>, dims_<space>, noise_<σ>_<space>, slice_<t>
     "Largest eigenvalue and trace of the Hessian, what noise adds to the loss, and the loss along a random direction"
     out = {}
     for k in SPACES:
         _choose(net, k)
         tr = hessian_trace(net, data, run.probes, seed=run.seed).iloc[0]
         noise = noise_curve(net, data, run.sigmas, 3, run.seed, 'trainable').groupby('sigma').d_loss.mean()
-        out |= {f'top_{k}':top_eigenvalues(net, data, 1, tol=.01, seed=run.seed).eigenvalue[0], f'trace_{k}':tr.trace, f'dims_{k}':int(tr.parameters)}
-        out |= {f'noise_{s:g}_{k}':v for s,v in noise.items()}
+        out |= {f'top_{k}': top_eigenvalues(net, data, 1, tol=.01, seed=run.seed).eigenvalue[0], f'trace_{k}': tr.trace, f'dims_{k}': int(tr.parameters)}
+        out |= {f'noise_{s:g}_{k}': v for s, v in noise.items()}
     line = slice_1d(_choose(net, 'all'), data, at=run.at, seed=run.seed)
-    return out | {f'slice_{t:g}':v for t,v in zip(line.t, line.loss)}
+    return out | {f'slice_{t:g}': v for t, v in zip(line.t, line.loss)}
 
-def run_landscape(recipes:Sequence[LandscapeRun])->list[list[dict]]: # For each recipe, one row
+def run_landscape(recipes: Sequence[LandscapeRun]) -> list[list[dict]]:  # For each recipe, one row
     "Train all `recipes` at once, and look at each of them"
-    s,rows = train(recipes)
+    s, rows = train(recipes)
     res = []
-    for m,r in enumerate(recipes):
-        x,y = tensors(r)[:2]
-        i = torch.linspace(0, len(x)-1, min(r.images, len(x))).round().long()   # classes come one after the other
+    for m, r in enumerate(recipes):
+        x, y = tensors(r)[:2]
+        i = torch.linspace(0, len(x) - 1, min(r.images, len(x))).round().long()   # classes come one after the other
         res.append([rows[m][-1] | landscape(member(s, m).cpu(), (x[i], y[i]), r)])
     return res
 
 LANDSCAPE = Engine(plan, run_landscape, missing=lambda r: no_data(r.task.dataset))
 
 # %% ../nbs/57_reservoir.ipynb #8a241014
-def landscapes(scale:str|None=None, # As in `core.scale`
-               dataset:str='cifar10', # One of `DATASETS`
-               n:int|None=None # Seeds; default: 5, or 2 at smoke scale
-              )->list[LandscapeRun]:
+def landscapes(scale: str | None = None,  # As in `core.scale`
+               dataset: str = 'cifar10',  # One of `DATASETS`
+               n: int | None = None  # Seeds; default: 5, or 2 at smoke scale
+              ) -> list[LandscapeRun]:
     "The default network early in training, and at its end"
     at = get_scale(scale)
     d = default(dataset, at)
-    kw = {k:getattr(d, k) for k in ('task','n_test','base')}
+    kw = {k: getattr(d, k) for k in ('task', 'n_test', 'base')}
     early = dict(smoke=1, laptop=10, paper=10)[at]
-    return [LandscapeRun(**kw, epochs=e, looks=(), seed=k, frozen=f, images=100 if at=='smoke' else 300) for e in (early,d.epochs) for k in range(n or by_scale(2, 5, 5, at)) for f in (0.,1.)]
+    return [LandscapeRun(**kw, epochs=e, looks=(), seed=k, frozen=f, images=100 if at == 'smoke' else 300) for e in (early, d.epochs) for k in range(n or by_scale(2, 5, 5, at)) for f in (0., 1.)]
 
 # %% ../nbs/57_reservoir.ipynb #9af6e4e1
-def pick(df:pd.DataFrame, # Results
-         runs:Sequence[ReservoirRun]|None=None, # Of these; default: all
-         epoch:int|None=None # After this one; default: the last of each run
-        )->pd.DataFrame: # One row per run
+def pick(df: pd.DataFrame,  # Results
+         runs: Sequence[ReservoirRun] | None = None,  # Of these; default: all
+         epoch: int | None = None  # After this one; default: the last of each run
+        ) -> pd.DataFrame:  # One row per run
     "Results of `runs` after an epoch, in percent"
     d = df if runs is None else df[df.recipe.isin({r.hash for r in runs})]
-    if runs is not None and d.recipe.nunique()<len(set(runs)): raise ReinitError(f'{len(set(runs))-d.recipe.nunique()} of {len(set(runs))} runs have no result: run them first')
-    d = d[d.epoch==(d.epochs if epoch is None else epoch)].rename(columns={'task.dataset':'dataset', 'task.classes':'classes'})
+    if runs is not None and d.recipe.nunique() < len(set(runs)): raise ReinitError(f'{len(set(runs))-d.recipe.nunique()} of {len(set(runs))} runs have no result: run them first')
+    d = d[d.epoch == (d.epochs if epoch is None else epoch)].rename(columns={'task.dataset': 'dataset', 'task.classes': 'classes'})
     cols = [c for c in d if c.endswith('_acc') or c.startswith('sep_')]
-    return d.assign(**{c:100*d[c] for c in cols}).reset_index(drop=True)
+    return d.assign(**{c: 100 * d[c] for c in cols}).reset_index(drop=True)
 
 # %% ../nbs/57_reservoir.ipynb #57bed3f3
-def welch(a:Sequence[float], # This …
-          b:Sequence[float] # … minus this
-         )->dict: # gap, lo, hi, p
+def welch(a: Sequence[float],  # This …
+          b: Sequence[float]  # … minus this
+         ) -> dict:  # gap, lo, hi, p
     "The difference of two means with Welch's 95% interval and test"
-    a,b = np.asarray(a, dtype=float),np.asarray(b, dtype=float)
-    gap = a.mean()-b.mean()
-    if min(len(a), len(b))<2: return dict(gap=gap, lo=math.nan, hi=math.nan, p=math.nan)
-    if a.std()==b.std()==0: return dict(gap=gap, lo=gap, hi=gap, p=float(gap==0))
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    gap = a.mean() - b.mean()
+    if min(len(a), len(b)) < 2: return dict(gap=gap, lo=math.nan, hi=math.nan, p=math.nan)
+    if a.std() == b.std() == 0: return dict(gap=gap, lo=gap, hi=gap, p=float(gap == 0))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', RuntimeWarning)   # about values that are nearly the same
         t = stats.ttest_ind(a, b, equal_var=False)
-    return dict(gap=gap, **dict(zip(('lo','hi'), t.confidence_interval(.95))), p=float(t.pvalue))
+    return dict(gap=gap, **dict(zip(('lo', 'hi'), t.confidence_interval(.95))), p=float(t.pvalue))
 
-def _se(v): return 1.96*np.std(v, ddof=1)/len(v)**.5 if len(v)>1 else math.nan
+def _se(v): return 1.96 * np.std(v, ddof=1) / len(v)**.5 if len(v) > 1 else math.nan
 
-def versus(df:pd.DataFrame, # From `pick`
-           by:str|Sequence[str]='dataset', # What tells settings apart
-           value:str='test_acc' # Column
-          )->pd.DataFrame: # One row per setting: n, frozen ± frozen_se, unfrozen ± unfrozen_se, gap, lo, hi, p
+def versus(df: pd.DataFrame,  # From `pick`
+           by: str | Sequence[str] = 'dataset',  # What tells settings apart
+           value: str = 'test_acc'  # Column
+          ) -> pd.DataFrame:  # One row per setting: n, frozen ± frozen_se, unfrozen ± unfrozen_se, gap, lo, hi, p
     "Frozen against trained, setting by setting"
-    by,rows = [by] if isinstance(by, str) else list(by),[]
-    for k,g in df.groupby(by, sort=False):
-        a,b = (g[g.frozen==f][value].to_numpy() for f in (1.,0.))
+    by, rows = [by] if isinstance(by, str) else list(by), []
+    for k, g in df.groupby(by, sort=False):
+        a, b = (g[g.frozen == f][value].to_numpy() for f in (1., 0.))
         if not len(a) or not len(b): raise ReinitError(f'{", ".join(map(str, k))}: there are {len(a)} frozen and {len(b)} trained runs, and both are needed')
         rows.append(dict(zip(by, k)) | dict(n=min(len(a), len(b)), frozen=a.mean(), frozen_se=_se(a), unfrozen=b.mean(), unfrozen_se=_se(b)) | welch(a, b))
     return pd.DataFrame(rows)
 
 # %% ../nbs/57_reservoir.ipynb #44454486
-def paper(sweep:str, # As in `settings`
-          dataset:str|None=None, # Of one, or of all
-          measure:str='test accuracy' # What
-         )->pd.DataFrame: # value, dataset, layer, frozen, unfrozen
+def paper(sweep: str,  # As in `settings`
+          dataset: str | None = None,  # Of one, or of all
+          measure: str = 'test accuracy'  # What
+         ) -> pd.DataFrame:  # value, dataset, layer, frozen, unfrozen
     "The paper's numbers"
     t = paper_table('freezing_table')
-    check_choice('sweep', sweep, t.sweep.unique()); check_choice('measure', measure, t.measure.unique())
-    t = t[(t.sweep==sweep) & (t.measure==measure)]
-    return (t if dataset is None else t[t.dataset==dataset]).drop(columns=['sweep','measure','source']).reset_index(drop=True)
+    check_choice('sweep', sweep, t.sweep.unique())
+    check_choice('measure', measure, t.measure.unique())
+    t = t[(t.sweep == sweep) & (t.measure == measure)]
+    return (t if dataset is None else t[t.dataset == dataset]).drop(columns=['sweep', 'measure', 'source']).reset_index(drop=True)
 
-def beside(t:pd.DataFrame, # From `versus`, by `dataset` and `col`
-           sweep:str, # As in `settings`
-           col:str|None=None # Column of the values; `None`: there is one setting
-          )->pd.DataFrame: # For reading: one row per setting
+def beside(t: pd.DataFrame,  # From `versus`, by `dataset` and `col`
+           sweep: str,  # As in `settings`
+           col: str | None = None  # Column of the values; `None`: there is one setting
+          ) -> pd.DataFrame:  # For reading: one row per setting
     "Ours and the paper's, as text"
-    p = paper(sweep).set_index(['dataset','value'])
-    key = [(d, 'default' if col is None else f'{v:g}' if isinstance(v, (int,float)) else str(v)) for d,v in zip(t.dataset, t.dataset if col is None else t[col])]
+    p = paper(sweep).set_index(['dataset', 'value'])
+    key = [(d, 'default' if col is None else f'{v:g}' if isinstance(v, (int, float)) else str(v)) for d, v in zip(t.dataset, t.dataset if col is None else t[col])]
     got = [p.loc[k] if k in p.index else None for k in key]
-    pm = lambda m,s: f'{m:.1f} ± {s:.1f}'
-    return pd.DataFrame({'dataset':t.dataset, **({} if col is None else {col:t[col]}), 'n':t.n, 'frozen':list(map(pm, t.frozen, t.frozen_se)), 'trained':list(map(pm, t.unfrozen, t.unfrozen_se)),
-                         'gap [95%]':[f'{a:+.1f} [{b:+.1f}, {c:+.1f}]' for a,b,c in zip(t.gap, t.lo, t.hi)], 'p':[f'{v:.2g}' for v in t.p],
-                         'paper':['' if o is None else f'{o.frozen:.1f} / {o.unfrozen:.1f}' for o in got], 'its gap':['' if o is None else f'{o.frozen-o.unfrozen:+.1f}' for o in got]})
+    pm = lambda m, s: f'{m:.1f} ± {s:.1f}'
+    return pd.DataFrame({'dataset': t.dataset, **({} if col is None else {col: t[col]}), 'n': t.n, 'frozen': list(map(pm, t.frozen, t.frozen_se)), 'trained': list(map(pm, t.unfrozen, t.unfrozen_se)),
+                         'gap [95%]': [f'{a:+.1f} [{b:+.1f}, {c:+.1f}]' for a, b, c in zip(t.gap, t.lo, t.hi)], 'p': [f'{v:.2g}' for v in t.p],
+                         'paper': ['' if o is None else f'{o.frozen:.1f} / {o.unfrozen:.1f}' for o in got], 'its gap': ['' if o is None else f'{o.frozen-o.unfrozen:+.1f}' for o in got]})
 
 # %% ../nbs/57_reservoir.ipynb #646c8ec9
-def layers(df:pd.DataFrame, # From `pick` of runs with separability
-           by:Sequence[str]=('frozen',) # What tells lines apart
-          )->pd.DataFrame: # `by`, part, layer, and as `stats.summary`
+def layers(df: pd.DataFrame,  # From `pick` of runs with separability
+           by: Sequence[str] = ('frozen',)  # What tells lines apart
+          ) -> pd.DataFrame:  # `by`, part, layer, and as `stats.summary`
     "Separability by hidden layer, layers counted from 0"
     cols = [c for c in df if c.startswith('sep_') and df[c].notna().any()]
     if not cols: raise ReinitError('df has no separability: pick an epoch at which it was measured')
     d = df.melt([*by], cols, 'what', 'value').dropna(subset='value')
     d = d.assign(part=d.what.str.split('_').str[1], layer=d.what.str.split('_').str[2].astype(int))
-    return summary(d.sort_values('layer'), [*by,'part','layer'], 'value')
+    return summary(d.sort_values('layer'), [*by, 'part', 'layer'], 'value')
 
 # %% ../nbs/57_reservoir.ipynb #4005c01c
-COLORS = {1.:'#1f77b4', 0.:'#ff7f0e'}
-NAMES = {1.:'frozen', 0.:'trained'}
+COLORS = {1.: '#1f77b4', 0.: '#ff7f0e'}
+NAMES = {1.: 'frozen', 0.: 'trained'}
 
 def _axes(n=1, width=3.4, height=2.7, **kw):
     import matplotlib.pyplot as plt
-    return plt.subplots(ncols=n, figsize=(width*n,height), layout='constrained', squeeze=False, **kw)[1][0]
+    return plt.subplots(ncols=n, figsize=(width * n, height), layout='constrained', squeeze=False, **kw)[1][0]
 
-def plot_sweep(t:pd.DataFrame, # From `versus`
-               x:str, # Column for the axis
-               log:bool=False, # Is it logarithmic?
-               ax=None # Where to draw
-              ): # Axes
+def plot_sweep(t: pd.DataFrame,  # From `versus`
+               x: str,  # Column for the axis
+               log: bool = False,  # Is it logarithmic?
+               ax=None  # Where to draw
+              ):  # Axes
     "Means with 1.96 standard errors; numbers as a line, names as a row"
     ax = _axes()[0] if ax is None else ax
     names = not pd.api.types.is_numeric_dtype(t[x])
     t = t if names else t.sort_values(x)
     at = np.arange(len(t)) if names else t[x].to_numpy(dtype=float)
-    for f,c in COLORS.items(): ax.errorbar(at, t['frozen' if f else 'unfrozen'], t['frozen_se' if f else 'unfrozen_se'], fmt='o' if names else 'o-', ms=4, capsize=2, color=c, label=NAMES[f])
+    for f, c in COLORS.items(): ax.errorbar(at, t['frozen' if f else 'unfrozen'], t['frozen_se' if f else 'unfrozen_se'], fmt='o' if names else 'o-', ms=4, capsize=2, color=c, label=NAMES[f])
     if log: ax.set_xscale('log', base=2)
     ax.set_xticks(at, t[x] if names else [f'{v:g}' for v in at], **(dict(rotation=30, ha='right') if names else {}))
-    ax.set(xlabel='' if names else x, ylabel='test accuracy [%]'); ax.legend(frameon=False, fontsize='small')
+    ax.set(xlabel='' if names else x, ylabel='test accuracy [%]')
+    ax.legend(frameon=False, fontsize='small')
     return ax
 
 # %% ../nbs/57_reservoir.ipynb #0f6f94d4
-def plot_epochs(df:pd.DataFrame, # Results of default runs
-                value:str='test_acc', # Column
-                axs=None # Where to draw
-               ): # One Axes per dataset
+def plot_epochs(df: pd.DataFrame,  # Results of default runs
+                value: str = 'test_acc',  # Column
+                axs=None  # Where to draw
+               ):  # One Axes per dataset
     "Accuracy along training: mean and 95% interval"
-    d = df.assign(dataset=df['task.dataset'], y=100*df[value])
+    d = df.assign(dataset=df['task.dataset'], y=100 * df[value])
     sets = list(d.dataset.unique())
     axs = _axes(len(sets)) if axs is None else axs
-    for ax,k in zip(axs, sets):
-        for f,c in COLORS.items():
-            s = summary(d[(d.dataset==k) & (d.frozen==f) & (d.epoch>0)], 'epoch', 'y').sort_values('epoch')
-            ax.plot(s.epoch, s['mean'], 'o-', ms=3, color=c, label=NAMES[f]); ax.fill_between(s.epoch, s.lo, s.hi, color=c, alpha=.2, lw=0)
-        ax.set(title=k, xscale='log', xlabel='epoch'); ax.set_xticks(s.epoch, s.epoch); ax.minorticks_off()
-    axs[0].set_ylabel(dict(test_acc='test accuracy [%]', train_acc='training accuracy [%]', fit_acc='accuracy within epochs [%]').get(value, value)); axs[0].legend(frameon=False)
+    for ax, k in zip(axs, sets):
+        for f, c in COLORS.items():
+            s = summary(d[(d.dataset == k) & (d.frozen == f) & (d.epoch > 0)], 'epoch', 'y').sort_values('epoch')
+            ax.plot(s.epoch, s['mean'], 'o-', ms=3, color=c, label=NAMES[f])
+            ax.fill_between(s.epoch, s.lo, s.hi, color=c, alpha=.2, lw=0)
+        ax.set(title=k, xscale='log', xlabel='epoch')
+        ax.set_xticks(s.epoch, s.epoch)
+        ax.minorticks_off()
+    axs[0].set_ylabel(dict(test_acc='test accuracy [%]', train_acc='training accuracy [%]', fit_acc='accuracy within epochs [%]').get(value, value))
+    axs[0].legend(frameon=False)
     return axs
 
 # %% ../nbs/57_reservoir.ipynb #0ad400dc
-def plot_layers(t:pd.DataFrame, # From `layers`
-                title:str='', # Of the figure
-                ax=None # Where to draw
-               ): # Axes
+def plot_layers(t: pd.DataFrame,  # From `layers`
+                title: str = '',  # Of the figure
+                ax=None  # Where to draw
+               ):  # Axes
     "Separability by layer: training data dashed, test data solid"
     ax = _axes()[0] if ax is None else ax
-    for (f,part),g in t.groupby(['frozen','part'], sort=False):
-        ax.errorbar(g.layer, g['mean'], (g.hi-g.lo)/2, ls='--' if part=='train' else '-', marker='o', ms=3, capsize=2, color=COLORS[f], label=f'{NAMES[f]}, {part}')
-    ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title); ax.legend(frameon=False, fontsize='x-small')
+    for (f, part), g in t.groupby(['frozen', 'part'], sort=False):
+        ax.errorbar(g.layer, g['mean'], (g.hi - g.lo) / 2, ls='--' if part == 'train' else '-', marker='o', ms=3, capsize=2, color=COLORS[f], label=f'{NAMES[f]}, {part}')
+    ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title)
+    ax.legend(frameon=False, fontsize='x-small')
     return ax
 
 # %% ../nbs/57_reservoir.ipynb #294e78b0
-def plot_slices(df:pd.DataFrame, # Results of `landscapes`
-                axs=None # Where to draw
-               ): # One Axes per epoch
+def plot_slices(df: pd.DataFrame,  # Results of `landscapes`
+                axs=None  # Where to draw
+               ):  # One Axes per epoch
     "Loss along filter-normalised random directions: mean and range over seeds"
     cols = [c for c in df if c.startswith('slice_')]
     t = np.array([float(c[6:]) for c in cols])
     es = sorted(df.epochs.unique())
     axs = _axes(len(es), sharey=True) if axs is None else axs
-    for ax,e in zip(axs, es):
-        for f,c in COLORS.items():
-            v = df[(df.epochs==e) & (df.frozen==f)][cols].to_numpy(dtype=float)
-            ax.plot(t, v.mean(0), 'o-', ms=3, color=c, label=NAMES[f]); ax.fill_between(t, v.min(0), v.max(0), color=c, alpha=.2, lw=0)
+    for ax, e in zip(axs, es):
+        for f, c in COLORS.items():
+            v = df[(df.epochs == e) & (df.frozen == f)][cols].to_numpy(dtype=float)
+            ax.plot(t, v.mean(0), 'o-', ms=3, color=c, label=NAMES[f])
+            ax.fill_between(t, v.min(0), v.max(0), color=c, alpha=.2, lw=0)
         ax.set(title=f'after {e} epochs', xlabel='t', yscale='log')
-    axs[0].set_ylabel('training loss'); axs[0].legend(frameon=False)
+    axs[0].set_ylabel('training loss')
+    axs[0].legend(frameon=False)
     return axs
 
 # %% ../nbs/57_reservoir.ipynb #5fe9ed71
-def cost(runs:Sequence[ReservoirRun], # Recipes
-         tflops:float=5. # Operations that the machine really does in a second, × 10¹²; small matrices are far from a GPU's peak
-        )->pd.DataFrame: # One row per dataset: runs, operations, hours
+def cost(runs: Sequence[ReservoirRun],  # Recipes
+         tflops: float = 5.  # Operations that the machine really does in a second, × 10¹²; small matrices are far from a GPU's peak
+        ) -> pd.DataFrame:  # One row per dataset: runs, operations, hours
     "How long `runs` will take, without the measurements"
     check_number('tflops', tflops, 0, lo_open=True)
-    sets,rows = catalogue(),[]
+    sets, rows = catalogue(), []
     for r in runs:
         f = sets.loc[r.task.dataset]
-        dims = [(r.task.size or f.pixels)**2*(r.task.channels or f.channels), *reservoir_layout(r.base, r.repeats, r.scale, r.position)['hidden'], r.task.classes or f.classes]
+        dims = [(r.task.size or f.pixels)**2 * (r.task.channels or f.channels), *reservoir_layout(r.base, r.repeats, r.scale, r.position)['hidden'], r.task.classes or f.classes]
         n = r.task.n_train or f.train
-        rows.append(dict(dataset=r.task.dataset, ops=6.*sum(int(a)*int(b) for a,b in itertools.pairwise(dims))*int(n)*r.epochs))
-    t = pd.DataFrame(rows).groupby('dataset', sort=False).agg(runs=('ops','size'), ops=('ops','sum'))
-    return t.assign(hours=t.ops/tflops/1e12/3600)
+        rows.append(dict(dataset=r.task.dataset, ops=6. * sum(int(a) * int(b) for a, b in itertools.pairwise(dims)) * int(n) * r.epochs))
+    t = pd.DataFrame(rows).groupby('dataset', sort=False).agg(runs=('ops', 'size'), ops=('ops', 'sum'))
+    return t.assign(hours=t.ops / tflops / 1e12 / 3600)

@@ -8,70 +8,73 @@ __all__ = ['ONE_D', 'KINDS', 'dirac', 'dirac_reset', 'paper_resets', 'paper_rese
 
 # %% ../nbs/24_reset.ipynb #57662eae
 from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
 from fastcore.basics import patch
-from torch import Tensor,nn
+from torch import Tensor, nn
+
 from .blocks import drawn
-from .core import ReinitError,Streams,check_choice,check_number,paper_table,unknown
-from .frozen import _check_countable,_unwrapped,wiring
+from .core import ReinitError, Streams, check_choice, check_number, paper_table, unknown
+from .frozen import _check_countable, _unwrapped, wiring
 
 # %% ../nbs/24_reset.ipynb #d90308cf
-def dirac(shape:tuple, # Of a weight: rows, columns, and the kernel
-          groups:int=1 # Of a convolution
-         )->Tensor:
+def dirac(shape: tuple,  # Of a weight: rows, columns, and the kernel
+          groups: int = 1  # Of a convolution
+         ) -> Tensor:
     "The weight that passes its input on"
-    if len(shape)<2: raise ReinitError(f'shape={tuple(shape)} should have rows and columns: two dimensions or more')
+    if len(shape) < 2: raise ReinitError(f'shape={tuple(shape)} should have rows and columns: two dimensions or more')
     g = check_number('groups', groups, 1, integer=True)
-    if shape[0]%g: raise ReinitError(f'groups={g} should divide the {shape[0]} rows')
-    w,i = torch.zeros(*shape),torch.arange(min(shape[0]//g, shape[1]))
-    rows = (torch.arange(g)[:,None]*(shape[0]//g) + i).flatten()
-    w[(rows, i.repeat(g), *(k//2 for k in shape[2:]))] = 1
+    if shape[0] % g: raise ReinitError(f'groups={g} should divide the {shape[0]} rows')
+    w, i = torch.zeros(*shape), torch.arange(min(shape[0] // g, shape[1]))
+    rows = (torch.arange(g)[:, None] * (shape[0] // g) + i).flatten()
+    w[(rows, i.repeat(g), *(k // 2 for k in shape[2:]))] = 1
     return w
 
 # %% ../nbs/24_reset.ipynb #7d16228f
-ONE_D = {'add':'increased by s', 'one':'set to 1', 'keep':'kept'}
+ONE_D = {'add': 'increased by s', 'one': 'set to 1', 'keep': 'kept'}
 
 # %% ../nbs/24_reset.ipynb #519b2338
 def _groups(model):
     "Groups of each convolution's weight"
-    return {f'{n}.weight'.lstrip('.'):m.groups for n,m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    return {f'{n}.weight'.lstrip('.'): m.groups for n, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
 
 # %% ../nbs/24_reset.ipynb #66170155
 def _reset_plan(model, s, one_d):
     "Name, parameter, what happens, and the new value"
-    ws,groups = drawn(model),_groups(model)
-    for n,p in model.named_parameters():
+    ws, groups = drawn(model), _groups(model)
+    for n, p in model.named_parameters():
         v = p.detach()
-        if n in ws: yield n,p,'dirac',v + s*dirac(p.shape, groups.get(n, 1)).to(v)
-        elif p.ndim==1 and one_d!='keep': yield n,p,one_d,v+s if one_d=='add' else torch.ones_like(v)
-        else: yield n,p,'kept',v
+        if n in ws: yield n, p, 'dirac', v + s * dirac(p.shape, groups.get(n, 1)).to(v)
+        elif p.ndim == 1 and one_d != 'keep': yield n, p, one_d, v + s if one_d == 'add' else torch.ones_like(v)
+        else: yield n, p, 'kept', v
 
 # %% ../nbs/24_reset.ipynb #559308f1
 @torch.no_grad()
-def dirac_reset(model:nn.Module, # Changed in place
-                s:float, # Factor of the Dirac
-                one_d:str='add' # One of `ONE_D`: what happens to one-dimensional tensors
-               )->pd.DataFrame: # One row per parameter
+def dirac_reset(model: nn.Module,  # Changed in place
+                s: float,  # Factor of the Dirac
+                one_d: str = 'add'  # One of `ONE_D`: what happens to one-dimensional tensors
+               ) -> pd.DataFrame:  # One row per parameter
     "Add `s` times a Dirac to every weight, and say what was done"
-    s = check_number('s', s); check_choice('one_d', one_d, ONE_D)
+    s = check_number('s', s)
+    check_choice('one_d', one_d, ONE_D)
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
     rows = []
-    for n,p,kind,new in list(_reset_plan(model, s, one_d)):
-        rows.append((n, kind, s, p.numel(), int((new!=p).sum()), float(p.norm()), float(new.norm())))
-        if kind!='kept': p.copy_(new)
-    return pd.DataFrame(rows, columns=['parameter','kind','s','entries','changed','norm_before','norm_after'])
+    for n, p, kind, new in list(_reset_plan(model, s, one_d)):
+        rows.append((n, kind, s, p.numel(), int((new != p).sum()), float(p.norm()), float(new.norm())))
+        if kind != 'kept': p.copy_(new)
+    return pd.DataFrame(rows, columns=['parameter', 'kind', 's', 'entries', 'changed', 'norm_before', 'norm_after'])
 
 # %% ../nbs/24_reset.ipynb #840a8e49
-def paper_resets()->pd.DataFrame: # One row per task change
+def paper_resets() -> pd.DataFrame:  # One row per task change
     "The interventions of Tables 6 to 8"
     return paper_table('frozen_resets')
 
 # %% ../nbs/24_reset.ipynb #10887dea
-def paper_reset(change:str # As in the column `change` of `paper_resets`
-               )->dict: # Arguments `s` and `one_d` of `dirac_reset`
+def paper_reset(change: str  # As in the column `change` of `paper_resets`
+               ) -> dict:  # Arguments `s` and `one_d` of `dirac_reset`
     "The intervention of one task change"
     t = paper_resets().set_index('change')
     if change not in t.index: raise ReinitError(unknown('change', change, t.index))
@@ -80,61 +83,61 @@ def paper_reset(change:str # As in the column `change` of `paper_resets`
 # %% ../nbs/24_reset.ipynb #937da8fc
 class DiracResetCallback(Callback):
     "Reset with `dirac_reset` before a task"
-    order,run_valid = 5,False
+    order, run_valid = 5, False
     def __init__(self,
-                 s:float, # Factor of the Dirac
-                 one_d:str='add', # One of `ONE_D`
-                 tasks:Iterable[int]|None=None, # Before which fits, counted from 1; default: all but the first
-                 opt_state:str='zero' # Forget what the optimizer remembers (`zero`) or `keep` it
+                 s: float,  # Factor of the Dirac
+                 one_d: str = 'add',  # One of `ONE_D`
+                 tasks: Iterable[int] | None = None,  # Before which fits, counted from 1; default: all but the first
+                 opt_state: str = 'zero'  # Forget what the optimizer remembers (`zero`) or `keep` it
                 ):
-        self.s,self.one_d,self.opt_state = check_number('s', s),check_choice('one_d', one_d, ONE_D),check_choice('opt_state', opt_state, ('zero','keep'))
+        self.s, self.one_d, self.opt_state = check_number('s', s), check_choice('one_d', one_d, ONE_D), check_choice('opt_state', opt_state, ('zero', 'keep'))
         self.tasks = None if tasks is None else {check_number('tasks', t, 1, integer=True) for t in tasks}
-        self.task,self.logs = 0,[]
+        self.task, self.logs = 0, []
 
     def before_train(self):
-        if self.epoch!=0 or hasattr(self.learn, 'lr_finder'): return
+        if self.epoch != 0 or hasattr(self.learn, 'lr_finder'): return
         self.task += 1
-        if self.task not in self.tasks if self.tasks is not None else self.task<2: return
+        if self.task not in self.tasks if self.tasks is not None else self.task < 2: return
         self.logs.append(dirac_reset(_unwrapped(self.learn.model), self.s, self.one_d).assign(task=self.task))
-        if self.opt_state=='zero': self.learn.opt.clear_state()
+        if self.opt_state == 'zero': self.learn.opt.clear_state()
 
 # %% ../nbs/24_reset.ipynb #26e33dd9
 @patch(as_prop=True)
-def log(self:DiracResetCallback)->pd.DataFrame: # One row per task and parameter
+def log(self: DiracResetCallback) -> pd.DataFrame:  # One row per task and parameter
     "What was done"
-    cols = ['task','parameter','kind','s','entries','changed','norm_before','norm_after']
+    cols = ['task', 'parameter', 'kind', 's', 'entries', 'changed', 'norm_before', 'norm_after']
     return pd.concat(self.logs, ignore_index=True)[cols] if self.logs else pd.DataFrame(columns=cols)
 
 # %% ../nbs/24_reset.ipynb #6aa98361
-KINDS = {'mutual':'rows and columns of the same channels, and their normalizations', 'double':'single weights', 'mono':'single weights, and identities added back'}
+KINDS = {'mutual': 'rows and columns of the same channels, and their normalizations', 'double': 'single weights', 'mono': 'single weights, and identities added back'}
 
 # %% ../nbs/24_reset.ipynb #0ea6c202
-def sparsity(model:nn.Module, # Any model
-             below:float=1e-4 # Also count weights whose size is below this
-            )->pd.DataFrame: # One row per parameter
+def sparsity(model: nn.Module,  # Any model
+             below: float = 1e-4  # Also count weights whose size is below this
+            ) -> pd.DataFrame:  # One row per parameter
     "How many weights are zero, and how many are small"
     check_number('below', below, 0)
-    rows = [(n, p.ndim, p.numel(), int((p==0).sum()), int((p.abs()<below).sum())) for n,p in model.named_parameters()]
-    df = pd.DataFrame(rows, columns=['parameter','dims','entries','zeros','small'])
-    return df.assign(sparsity=df.zeros/df.entries)
+    rows = [(n, p.ndim, p.numel(), int((p == 0).sum()), int((p.abs() < below).sum())) for n, p in model.named_parameters()]
+    df = pd.DataFrame(rows, columns=['parameter', 'dims', 'entries', 'zeros', 'small'])
+    return df.assign(sparsity=df.zeros / df.entries)
 
 # %% ../nbs/24_reset.ipynb #3c7a59c3
-def sparsity_totals(df:pd.DataFrame # From `sparsity`
-                   )->pd.DataFrame: # Rows `weights` (two dimensions or more) and `one_d`
+def sparsity_totals(df: pd.DataFrame  # From `sparsity`
+                   ) -> pd.DataFrame:  # Rows `weights` (two dimensions or more) and `one_d`
     "Totals of weights and of one-dimensional tensors"
-    t = df.groupby(np.where(df.dims>1, 'weights', 'one_d'))[['entries','zeros','small']].sum()
-    return t.assign(sparsity=t.zeros/t.entries, small_share=t.small/t.entries).rename_axis('of').reset_index()
+    t = df.groupby(np.where(df.dims > 1, 'weights', 'one_d'))[['entries', 'zeros', 'small']].sum()
+    return t.assign(sparsity=t.zeros / t.entries, small_share=t.small / t.entries).rename_axis('of').reset_index()
 
 # %% ../nbs/24_reset.ipynb #f2647168
 def _mutual_masks(model, q, streams, x, pairs):
     "Masks of what the chosen channels write and read"
     w = wiring(model, x, pairs)
     _check_countable(model, w)
-    picked = (torch.rand(w.n, generator=streams.mask)<q).numpy() & w.countable
+    picked = (torch.rand(w.n, generator=streams.mask) < q).numpy() & w.countable
     masks = {}
     for p in w.parts:
         rows = torch.as_tensor(w.every(p, picked))
-        cols = torch.as_tensor(np.where(p.cols<0, False, picked[p.cols]))
+        cols = torch.as_tensor(np.where(p.cols < 0, False, picked[p.cols]))
         masks[p.weight] = rows if p.norm else _weight_mask(model.get_parameter(p.weight).shape, rows, cols, p)
         if p.bias: masks[p.bias] = rows
     return masks
@@ -142,69 +145,70 @@ def _mutual_masks(model, q, streams, x, pairs):
 # %% ../nbs/24_reset.ipynb #3b0763f4
 def _weight_mask(shape, rows, cols, p):
     "Entries of a weight in one of `rows` or in one of `cols`"
-    r,c = rows.view(p.groups, -1, 1),cols.view(p.groups, 1, -1)
-    m = r|c                                      # groups × rows × columns of a group
+    r, c = rows.view(p.groups, -1, 1), cols.view(p.groups, 1, -1)
+    m = r | c                                      # groups × rows × columns of a group
     if p.transposed: m = m.transpose(1, 2)
     m = m.reshape(shape[0], shape[1])
-    return m.view(*m.shape, *(1,)*(len(shape)-2)).expand(shape).clone()
+    return m.view(*m.shape, *(1,) * (len(shape) - 2)).expand(shape).clone()
 
 # %% ../nbs/24_reset.ipynb #da9d4b68
 def _single_masks(model, q, streams, one_d):
     "Each weight by itself, drawn from a stream of its own"
     ws = drawn(model)
-    names = {n:p for n,p in model.named_parameters() if n in ws or one_d and p.ndim==1}
-    return {n:torch.rand(p.shape, generator=streams.fork(n).mask)<q for n,p in names.items()}
+    names = {n: p for n, p in model.named_parameters() if n in ws or one_d and p.ndim == 1}
+    return {n: torch.rand(p.shape, generator=streams.fork(n).mask) < q for n, p in names.items()}
 
 # %% ../nbs/24_reset.ipynb #c8837113
-def sparse_masks(model:nn.Module, # Any model; for `mutual`, one that can be traced
-                 kind:str, # One of `KINDS`
-                 q:float, # Probability
-                 streams:Streams|int=0, # Draws come from its `mask` stream; a number is a seed
-                 one_d:bool=False, # `double` and `mono`: also one-dimensional tensors?
-                 x=None, # `mutual`: as in `wiring`
-                 pairs:Iterable|None=None # `mutual`: as in `wiring`
-                )->dict[str,Tensor]: # Name of a parameter → True where it is zero
+def sparse_masks(model: nn.Module,  # Any model; for `mutual`, one that can be traced
+                 kind: str,  # One of `KINDS`
+                 q: float,  # Probability
+                 streams: Streams | int = 0,  # Draws come from its `mask` stream; a number is a seed
+                 one_d: bool = False,  # `double` and `mono`: also one-dimensional tensors?
+                 x=None,  # `mutual`: as in `wiring`
+                 pairs: Iterable | None = None  # `mutual`: as in `wiring`
+                ) -> dict[str, Tensor]:  # Name of a parameter → True where it is zero
     "What is set to zero; the model stays as it is"
-    check_choice('kind', kind, KINDS); check_number('q', q, 0, 1)
+    check_choice('kind', kind, KINDS)
+    check_number('q', q, 0, 1)
     if not isinstance(streams, Streams): streams = Streams(streams)
-    return _mutual_masks(model, q, streams, x, pairs) if kind=='mutual' else _single_masks(model, q, streams, one_d)
+    return _mutual_masks(model, q, streams, x, pairs) if kind == 'mutual' else _single_masks(model, q, streams, one_d)
 
 # %% ../nbs/24_reset.ipynb #31aeb9a6
 @torch.no_grad()
-def set_zero(model:nn.Module, masks:dict): # Names and masks
+def set_zero(model: nn.Module, masks: dict):  # Names and masks
     "Set to zero what the masks say, in place"
-    for n,m in masks.items():
+    for n, m in masks.items():
         p = model.get_parameter(n)
         p.data.masked_fill_(m.to(p.device), 0)
 
 # %% ../nbs/24_reset.ipynb #dc08b9c8
-def sparsify(model:nn.Module, # Changed in place
-             kind:str, # One of `KINDS`
-             q:float, # Probability; the sparsity that results is in the table
-             streams:Streams|int=0, # As in `sparse_masks`
-             one_d:bool=False, # As in `sparse_masks`
-             x=None, # As in `sparse_masks`
-             pairs:Iterable|None=None # As in `sparse_masks`
-            )->tuple[pd.DataFrame,dict]: # The sparsity measured, one row per parameter, and the masks that keep it
+def sparsify(model: nn.Module,  # Changed in place
+             kind: str,  # One of `KINDS`
+             q: float,  # Probability; the sparsity that results is in the table
+             streams: Streams | int = 0,  # As in `sparse_masks`
+             one_d: bool = False,  # As in `sparse_masks`
+             x=None,  # As in `sparse_masks`
+             pairs: Iterable | None = None  # As in `sparse_masks`
+            ) -> tuple[pd.DataFrame, dict]:  # The sparsity measured, one row per parameter, and the masks that keep it
     "Make `model` sparse in one of three ways"
     masks = sparse_masks(model, kind, q, streams, one_d, x, pairs)
     set_zero(model, masks)
-    if kind=='mono':
+    if kind == 'mono':
         dirac_reset(model, 1.)
         groups = _groups(model)
-        masks = {n:m & (dirac(m.shape, groups.get(n, 1))==0) for n,m in masks.items() if m.ndim>1}
-    return sparsity(model).assign(kind=kind, q=q),masks
+        masks = {n: m & (dirac(m.shape, groups.get(n, 1)) == 0) for n, m in masks.items() if m.ndim > 1}
+    return sparsity(model).assign(kind=kind, q=q), masks
 
 # %% ../nbs/24_reset.ipynb #a6ce5658
 class HoldZerosCallback(Callback):
     "Set to zero after every step what the masks say"
-    order,run_valid = 55,False
-    def __init__(self, masks:dict): self.masks = masks # Names and masks, from `sparsify`
+    order, run_valid = 55, False
+    def __init__(self, masks: dict): self.masks = masks  # Names and masks, from `sparsify`
 
     def before_fit(self):
         ps = dict(_unwrapped(self.learn.model).named_parameters())
-        for n,m in self.masks.items():
+        for n, m in self.masks.items():
             if n not in ps: raise ReinitError(unknown('masks: parameter', n, ps))
-            if ps[n].shape!=m.shape: raise ReinitError(f'masks: {n} has shape {tuple(m.shape)}, and the parameter {tuple(ps[n].shape)}')
+            if ps[n].shape != m.shape: raise ReinitError(f'masks: {n} has shape {tuple(m.shape)}, and the parameter {tuple(ps[n].shape)}')
 
     def after_step(self): set_zero(_unwrapped(self.learn.model), self.masks)

@@ -8,388 +8,410 @@ __all__ = ['OPT_STATES', 'WINDOW', 'LOG', 'COLOURS', 'share_epochs', 'round_star
            'check_weights', 'check_ready', 'check_finite', 'plot_losses', 'plot_log', 'PlateauCallback', 'given']
 
 # %% ../nbs/31_rounds.ipynb #716e0051
-import copy,functools,inspect,io,math,re,warnings
+import copy
+import functools
+import inspect
+import io
+import math
+import re
+import warnings
 from bisect import bisect_right
-from collections.abc import Callable,Iterable
-from itertools import accumulate,pairwise
+from collections.abc import Callable, Iterable
+from itertools import accumulate, pairwise
 from pathlib import Path
+
 import pandas as pd
 import torch
-from fastai.callback.core import Callback,CancelFitException
+from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.tracker import TrackerCallback
-from fastai.learner import CastToTensor,Learner
-from fastai.learner import join_path_file
+from fastai.learner import CastToTensor, Learner, join_path_file
 from fastai.torch_core import rank_distrib
-from fastcore.basics import patch,store_attr
-from torch import Tensor,nn
-from .blocks import NORM,NOT_DRAWN,RULES,Block,Blocks,FixedNorm,blocks,check_reset,draw,drawn,init_name,insert_after,reset,trace
-from .core import ReinitError,Streams,atomic_write,check_choice,check_number,unknown
+from fastcore.basics import patch, store_attr
+from torch import Tensor, nn
+
+from reinit_nb.blocks import (
+    NORM,
+    NOT_DRAWN,
+    RULES,
+    Block,
+    Blocks,
+    FixedNorm,
+    blocks,
+    check_reset,
+    draw,
+    drawn,
+    init_name,
+    insert_after,
+    reset,
+    trace,
+)
+from .core import ReinitError, Streams, atomic_write, check_choice, check_number, unknown
 from .reinit import norm_of
 
 # %% ../nbs/31_rounds.ipynb #c246f0fd
-def share_epochs(n_epoch:int, # Epochs of the whole fit
-                 rounds:int # Rounds that share them
-                )->tuple[int,...]: # Epochs of each round
+def share_epochs(n_epoch: int,  # Epochs of the whole fit
+                 rounds: int  # Rounds that share them
+                ) -> tuple[int, ...]:  # Epochs of each round
     "Equally many epochs for each round, or one more for the last ones"
     check_number('rounds', rounds, 1, integer=True)
-    if n_epoch<rounds: raise ReinitError(f'{n_epoch} epochs cannot be shared among {rounds} rounds: fit for {rounds} epochs or more, ask for fewer rounds, '
+    if n_epoch < rounds: raise ReinitError(f'{n_epoch} epochs cannot be shared among {rounds} rounds: fit for {rounds} epochs or more, ask for fewer rounds, '
                                          'or give steps_per_round to count batches')
-    least,more = divmod(n_epoch, rounds)
-    return (least,)*(rounds-more) + (least+1,)*more
+    least, more = divmod(n_epoch, rounds)
+    return (least,) * (rounds - more) + (least + 1,) * more
 
 # %% ../nbs/31_rounds.ipynb #60760b99
-def round_starts(rounds:int, # How many
-                 n_epoch:int, # Epochs of the whole fit
-                 n_iter:int, # Batches of an epoch
-                 steps_per_round:int|None=None # Batches of a round; default: epochs are shared
-                )->tuple[int,...]: # Batches before each round
+def round_starts(rounds: int,  # How many
+                 n_epoch: int,  # Epochs of the whole fit
+                 n_iter: int,  # Batches of an epoch
+                 steps_per_round: int | None = None  # Batches of a round; default: epochs are shared
+                ) -> tuple[int, ...]:  # Batches before each round
     "The first batch of each round, counted from 0"
-    if steps_per_round is None: return tuple(n_iter*e for e in accumulate(share_epochs(n_epoch, rounds)[:-1], initial=0))
-    starts = tuple(range(0, rounds*check_number('steps_per_round', steps_per_round, 1, integer=True), steps_per_round))
-    if starts[-1]>=n_epoch*n_iter: raise ReinitError(
+    if steps_per_round is None: return tuple(n_iter * e for e in accumulate(share_epochs(n_epoch, rounds)[:-1], initial=0))
+    starts = tuple(range(0, rounds * check_number('steps_per_round', steps_per_round, 1, integer=True), steps_per_round))
+    if starts[-1] >= n_epoch * n_iter: raise ReinitError(
         f'{n_epoch} epochs of {n_iter} batches end before the last of {rounds} rounds of {steps_per_round} begins: fit for {math.ceil(rounds*steps_per_round/n_iter)} epochs')
     return starts
 
-def round_lengths(starts:tuple, # From `round_starts`
-                  total:int # Batches of the whole fit
-                 )->tuple[int,...]:
+def round_lengths(starts: tuple,  # From `round_starts`
+                  total: int  # Batches of the whole fit
+                 ) -> tuple[int, ...]:
     "Batches of each round"
-    return tuple(b-a for a,b in pairwise((*starts, total)))
+    return tuple(b - a for a, b in pairwise((*starts, total)))
 
 # %% ../nbs/31_rounds.ipynb #6f5c9382
-OPT_STATES = {'zero':'all is forgotten, as with a new optimizer', 'keep':'all is kept',
-              'slice':'what belongs to redrawn entries is forgotten, the rest is kept'}
-_CHOICES = ('force_train','do_wd')   # fastai keeps choices beside the state
+OPT_STATES = {'zero': 'all is forgotten, as with a new optimizer', 'keep': 'all is kept',
+              'slice': 'what belongs to redrawn entries is forgotten, the rest is kept'}
+_CHOICES = ('force_train', 'do_wd')   # fastai keeps choices beside the state
 
-def forget(opt, # A fastai `Optimizer`, `OptimWrapper` or `Lookahead`, or a torch optimizer
-           touched:dict, # For each parameter that was redrawn, its mask; `None`: as a whole
-           policy:str='zero' # One of `OPT_STATES`
+def forget(opt,  # A fastai `Optimizer`, `OptimWrapper` or `Lookahead`, or a torch optimizer
+           touched: dict,  # For each parameter that was redrawn, its mask; `None`: as a whole
+           policy: str = 'zero'  # One of `OPT_STATES`
           ):
     "Let the optimizer forget, in place"
     check_choice('opt_state', policy, OPT_STATES)
     if hasattr(opt, 'slow_weights'): opt._init_state()   # Lookahead would pull the new weights back to the old ones
-    if policy=='keep': return
+    if policy == 'keep': return
     state = getattr(opt, 'opt', opt).state
-    for p,mask in (dict.fromkeys(state) if policy=='zero' else touched).items():
+    for p, mask in (dict.fromkeys(state) if policy == 'zero' else touched).items():
         if p not in state: continue
-        if mask is None: state[p] = {k:v for k,v in state[p].items() if k in _CHOICES}
+        if mask is None: state[p] = {k: v for k, v in state[p].items() if k in _CHOICES}
         else:
             for v in state[p].values():
-                if isinstance(v, Tensor) and v.shape==p.shape: v.masked_fill_(mask, 0)
+                if isinstance(v, Tensor) and v.shape == p.shape: v.masked_fill_(mask, 0)
 
 # %% ../nbs/31_rounds.ipynb #6018e1e2
 WINDOW = 10
 
-def recent(losses:Tensor # One for each batch of a round
-          )->float: # Not a number if there are none
+def recent(losses: Tensor  # One for each batch of a round
+          ) -> float:  # Not a number if there are none
     "Mean loss over the last `WINDOW` batches"
     return losses[-WINDOW:].mean().item() if len(losses) else math.nan
 
-def steps_back(losses:Tensor, # One for each batch since an intervention
-               before:float # As from `recent`
-              )->int|None: # `None`: not yet
+def steps_back(losses: Tensor,  # One for each batch since an intervention
+               before: float  # As from `recent`
+              ) -> int | None:  # `None`: not yet
     "Batches until the mean loss over `WINDOW` batches is at most `before`"
     n = min(WINDOW, len(losses))
-    if not n or not before==before: return None
-    back = (losses.unfold(0, n, 1).mean(1)<=before).nonzero()
-    return n+int(back[0]) if len(back) else None
+    if not n or not before == before: return None
+    back = (losses.unfold(0, n, 1).mean(1) <= before).nonzero()
+    return n + int(back[0]) if len(back) else None
 
 # %% ../nbs/31_rounds.ipynb #236e202c
-def root(model:nn.Module)->nn.Module:
+def root(model: nn.Module) -> nn.Module:
     "The model inside wrappers for parallel training and compilation"
     while True:
         if hasattr(model, '_orig_mod'): model = model._orig_mod
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)): model = model.module
         else: return model
 
-def find_blocks(model:nn.Module, # Any model
-                spec=None # As in `blocks`; or `Blocks`; or a number K: the first K, the rest is the head
-               )->Blocks:
+def find_blocks(model: nn.Module,  # Any model
+                spec=None  # As in `blocks`; or `Blocks`; or a number K: the first K, the rest is the head
+               ) -> Blocks:
     "The blocks that a method works with"
     if isinstance(spec, Blocks):
         if spec.model is not root(model): raise ReinitError('blocks are those of another model: make them from this one')
         return spec
     if isinstance(spec, bool) or not isinstance(spec, int): return blocks(root(model), spec)
     b = blocks(root(model))
-    if not 1<=spec<=len(b): raise ReinitError(f'blocks={spec}: this {type(b.model).__name__} has {len(b)} blocks, {", ".join(b.names)}. Ask for 1 to {len(b)}, or name them')
-    head = Block('head', *([o for part in b.parts[spec:] for o in getattr(part, k)] for k in ('modules','params')))
+    if not 1 <= spec <= len(b): raise ReinitError(f'blocks={spec}: this {type(b.model).__name__} has {len(b)} blocks, {", ".join(b.names)}. Ask for 1 to {len(b)}, or name them')
+    head = Block('head', *([o for part in b.parts[spec:] for o in getattr(part, k)] for k in ('modules', 'params')))
     return Blocks(b.model, b.parts[:spec] + [head])
 
 # %% ../nbs/31_rounds.ipynb #748c9b46
-def fresh(model:nn.Module, # Whose weights
-          names:Iterable[str], # Which
-          init:str|Callable, # As in `reset`
-          streams:Streams # Drawn from its `reinit` stream
-         )->dict[str,Tensor]: # Name and draw
+def fresh(model: nn.Module,  # Whose weights
+          names: Iterable[str],  # Which
+          init: str | Callable,  # As in `reset`
+          streams: Streams  # Drawn from its `reinit` stream
+         ) -> dict[str, Tensor]:  # Name and draw
     "A fresh draw for some weights of a model, which stays as it is"
     ps = dict(model.named_parameters())
-    if init=='default':
+    if init == 'default':
         new = dict(reset(copy.deepcopy(model), init, streams).named_parameters())
-        return {n:new[n].detach() for n in names}
-    by = init if callable(init) else lambda shape,g: draw(shape, init, g)
-    return {n:by(tuple(ps[n].shape), streams.reinit).to(ps[n]) for n in names}
+        return {n: new[n].detach() for n in names}
+    by = init if callable(init) else lambda shape, g: draw(shape, init, g)
+    return {n: by(tuple(ps[n].shape), streams.reinit).to(ps[n]) for n in names}
 
 # %% ../nbs/31_rounds.ipynb #6ba6eb5d
-LOG = ['round','epoch','step','block','entries','redrawn','norm_before','norm_after','mu','sigma','loss_before','steps_back']
+LOG = ['round', 'epoch', 'step', 'block', 'entries', 'redrawn', 'norm_before', 'norm_after', 'mu', 'sigma', 'loss_before', 'steps_back']
 
 class RoundCallback(Callback):
     "Train in rounds, and intervene where one begins"
-    order,run_valid = CastToTensor.order+.5,False   # tensors are plain already, and not yet in half precision
-    first,parts,still,resting,_stateattrs = 2,None,(),(),('parts','still','resting')   # LW intervenes before the first round, too
+    order, run_valid = CastToTensor.order + .5, False   # tensors are plain already, and not yet in half precision
+    first, parts, still, resting, _stateattrs = 2, None, (), (), ('parts', 'still', 'resting')   # LW intervenes before the first round, too
     def __init__(self,
-                 rounds:int|None=None, # Default: one for each block, as in the paper
-                 steps_per_round:int|None=None, # Batches of a round; default: rounds share the epochs
-                 blocks=None, # Names of blocks, or how many; default: found
-                 init:str|Callable='he', # Where fresh weights come from: a name as in `draw`, `default` (each layer's own), or `f(shape, generator)`
-                 opt_state:str='zero', # One of `OPT_STATES`
-                 restart:bool=True, # Do learning-rate schedules restart with each round?
-                 seed:int=0 # Of masks and fresh weights
+                 rounds: int | None = None,  # Default: one for each block, as in the paper
+                 steps_per_round: int | None = None,  # Batches of a round; default: rounds share the epochs
+                 blocks=None,  # Names of blocks, or how many; default: found
+                 init: str | Callable = 'he',  # Where fresh weights come from: a name as in `draw`, `default` (each layer's own), or `f(shape, generator)`
+                 opt_state: str = 'zero',  # One of `OPT_STATES`
+                 restart: bool = True,  # Do learning-rate schedules restart with each round?
+                 seed: int = 0  # Of masks and fresh weights
                 ):
         store_attr()
-        for k in ('rounds','steps_per_round'):
+        for k in ('rounds', 'steps_per_round'):
             if getattr(self, k) is not None: check_number(k, getattr(self, k), 1, integer=True)
         check_choice('opt_state', opt_state, OPT_STATES)
-        if init!='default' and not callable(init): init_name(init)
-        self.streams,self.armed,self.loaded,self.loaded_at,self.max_epochs = Streams(seed),False,False,None,None
+        if init != 'default' and not callable(init): init_name(init)
+        self.streams, self.armed, self.loaded, self.loaded_at, self.max_epochs = Streams(seed), False, False, None, None
         self.forget_rounds()
 
     def __call__(self, event_name):
-        if event_name=='before_fit': self.run = True   # an interrupted lr_find has left it off
+        if event_name == 'before_fit': self.run = True   # an interrupted lr_find has left it off
         return super().__call__(event_name)
 
     def __setattr__(self, name, value): object.__setattr__(self, name, value)   # fastai looks each name up on the Learner: slow, once a batch
 
     def forget_rounds(self):
         "Back to before the first round"
-        self.round,self.at,self.starts,self.total,self.norm0,self.events,self.losses = 0,-1,(),0,{},[],torch.empty(0)
+        self.round, self.at, self.starts, self.total, self.norm0, self.events, self.losses = 0, -1, (), 0, {}, [], torch.empty(0)
 
 # %% ../nbs/31_rounds.ipynb #b8d37d3f
 @patch
-def n_rounds(self:RoundCallback, b:Blocks)->int:
+def n_rounds(self: RoundCallback, b: Blocks) -> int:
     "How many rounds for a model with these blocks"
     return self.rounds or len(b)
 @patch
-def redraws(self:RoundCallback, b:Blocks, r:int)->Callable|None: # `f(name of a module)`
+def redraws(self: RoundCallback, b: Blocks, r: int) -> Callable | None:  # `f(name of a module)`
     "Which modules are redrawn as a whole when round `r` begins"
 @patch
-def partly(self:RoundCallback, b:Blocks, r:int)->dict: # Name of a parameter → `rescaled`, `masked`, …
+def partly(self: RoundCallback, b: Blocks, r: int) -> dict:  # Name of a parameter → `rescaled`, `masked`, …
     "What happens to parameters that are not"
 
 # %% ../nbs/31_rounds.ipynb #b8d37d02
 @patch
-def weights(self:RoundCallback, ws:dict, r:int)->tuple[dict,dict]: # New values, and masks of what was redrawn, by name
+def weights(self: RoundCallback, ws: dict, r: int) -> tuple[dict, dict]:  # New values, and masks of what was redrawn, by name
     "New values of the parameters named by `partly`"
-    return {},{}
+    return {}, {}
 @patch
-def planned(self:RoundCallback, b:Blocks)->dict: # Name → entries; those that cannot be known before are left out
+def planned(self: RoundCallback, b: Blocks) -> dict:  # Name → entries; those that cannot be known before are left out
     "How many entries of each masked parameter are redrawn"
     return {}
 
 # %% ../nbs/31_rounds.ipynb #b8d37d03
 @patch
-def normalised(self:RoundCallback, b:Blocks, r:int)->str|None:
+def normalised(self: RoundCallback, b: Blocks, r: int) -> str | None:
     "The block whose output is normalised anew when round `r` begins"
 @patch
-def frozen(self:RoundCallback, b:Blocks, r:int)->set: # Names of parameters
+def frozen(self: RoundCallback, b: Blocks, r: int) -> set:  # Names of parameters
     "What is not trained in round `r`"
     return set()
 @patch
-def lr_factor(self:RoundCallback)->float:
+def lr_factor(self: RoundCallback) -> float:
     "What the learning rate is multiplied by"
     return 1.
 
 # %% ../nbs/31_rounds.ipynb #b8d37d04
 @patch
-def acts(self:RoundCallback, b:Blocks, r:int)->dict: # Name → word; those that are kept are left out
+def acts(self: RoundCallback, b: Blocks, r: int) -> dict:  # Name → word; those that are kept are left out
     "What happens to parameters when round `r` begins"
-    if r<self.first: return {}
+    if r < self.first: return {}
     whole = self.redraws(b, r)
     names = [n for part in b.parts for n in part.params]
-    acts = {n:'redrawn' for n in names if whole and whole(n.rpartition('.')[0])}
-    return {n:w for n,w in (self.partly(b, r) or {}).items() if n not in acts} | acts
+    acts = {n: 'redrawn' for n in names if whole and whole(n.rpartition('.')[0])}
+    return {n: w for n, w in (self.partly(b, r) or {}).items() if n not in acts} | acts
 
 @patch
-def plan(self:RoundCallback, model:nn.Module)->pd.DataFrame: # One row per round and parameter
+def plan(self: RoundCallback, model: nn.Module) -> pd.DataFrame:  # One row per round and parameter
     "What will happen to each parameter in each round"
     b = find_blocks(model, self.blocks)
-    ps,counts,rows = dict(b.model.named_parameters()),self.planned(b),[]
-    for r in range(1, self.n_rounds(b)+1):
-        acts,still = self.acts(b, r),self.frozen(b, r)
+    ps, counts, rows = dict(b.model.named_parameters()), self.planned(b), []
+    for r in range(1, self.n_rounds(b) + 1):
+        acts, still = self.acts(b, r), self.frozen(b, r)
         for part in b.parts:
             for n in part.params:
                 a = acts.get(n, 'kept')
-                redrawn = ps[n].numel() if a=='redrawn' else counts.get(n, math.nan) if a in ('masked','pruned') else 0
-                rows.append((r, part.name, n, ps[n].numel(), a, redrawn, r>=self.first and part.name==self.normalised(b, r), n not in still))
-    return pd.DataFrame(rows, columns=['round','block','parameter','entries','action','redrawn','normalised','trained'])
+                redrawn = ps[n].numel() if a == 'redrawn' else counts.get(n, math.nan) if a in ('masked', 'pruned') else 0
+                rows.append((r, part.name, n, ps[n].numel(), a, redrawn, r >= self.first and part.name == self.normalised(b, r), n not in still))
+    return pd.DataFrame(rows, columns=['round', 'block', 'parameter', 'entries', 'action', 'redrawn', 'normalised', 'trained'])
 
 # %% ../nbs/31_rounds.ipynb #152ec681
-COLOURS = {'kept':'#e8e8e8', 'rescaled':'#9ecae1', 'masked':'#fdae6b', 'shrunk':'#bcbddc', 'pruned':'#969696', 'redrawn':'#e6550d'}
+COLOURS = {'kept': '#e8e8e8', 'rescaled': '#9ecae1', 'masked': '#fdae6b', 'shrunk': '#bcbddc', 'pruned': '#969696', 'redrawn': '#e6550d'}
 
-def plot_plan(df:pd.DataFrame, # From `plan`
-              ax=None # Where to draw
-             ): # Axes
+def plot_plan(df: pd.DataFrame,  # From `plan`
+              ax=None  # Where to draw
+             ):  # Axes
     "Parameters by rounds, coloured by what happens to them"
     from matplotlib import pyplot as plt
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
     t = df.pivot(index='parameter', columns='round', values='action').loc[df.parameter.unique()]
-    ax = ax or plt.subplots(figsize=(2+.35*t.shape[1], 1+.14*len(t)), layout='constrained')[1]
-    ax.pcolormesh(t.map(list(COLOURS).index), cmap=ListedColormap(list(COLOURS.values())), vmin=-.5, vmax=len(COLOURS)-.5, edgecolors='w', lw=.4)
-    for p,r in df[df.normalised].groupby('block').agg(p=('parameter','last'), r=('round',tuple)).itertuples(index=False):
-        for o in r: ax.plot([o-1, o], [t.index.get_loc(p)+1]*2, c='k', lw=2)
+    ax = ax or plt.subplots(figsize=(2 + .35 * t.shape[1], 1 + .14 * len(t)), layout='constrained')[1]
+    ax.pcolormesh(t.map(list(COLOURS).index), cmap=ListedColormap(list(COLOURS.values())), vmin=-.5, vmax=len(COLOURS) - .5, edgecolors='w', lw=.4)
+    for p, r in df[df.normalised].groupby('block').agg(p=('parameter', 'last'), r=('round', tuple)).itertuples(index=False):
+        for o in r: ax.plot([o - 1, o], [t.index.get_loc(p) + 1] * 2, c='k', lw=2)
     first = df.drop_duplicates('block').parameter.map(t.index.get_loc)
-    ax.set(xlabel='round', xticks=[i+.5 for i in range(t.shape[1])], xticklabels=t.columns, yticks=list(first+.5), yticklabels=df.block.unique())
+    ax.set(xlabel='round', xticks=[i + .5 for i in range(t.shape[1])], xticklabels=t.columns, yticks=list(first + .5), yticklabels=df.block.unique())
     ax.invert_yaxis()
-    ax.legend(handles=[Patch(color=c, label=a) for a,c in COLOURS.items() if (df.action==a).any()], loc='upper left', bbox_to_anchor=(1,1), frameon=False)
+    ax.legend(handles=[Patch(color=c, label=a) for a, c in COLOURS.items() if (df.action == a).any()], loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
     return ax
 
 # %% ../nbs/31_rounds.ipynb #b8d37d05
 @patch
-def before_fit(self:RoundCallback):
+def before_fit(self: RoundCallback):
     if hasattr(self.learn, 'lr_finder'): self.run = False
     elif not self.learn.lock.locked(): self.armed = True
 
 @patch
-def before_train(self:RoundCallback):
+def before_train(self: RoundCallback):
     if self.armed: self.start()
     self.resting = []
     self.freeze_some()
 
 @patch
-def prepare(self:RoundCallback, b:Blocks):
+def prepare(self: RoundCallback, b: Blocks):
     "What a method needs to add to the model"
 
 # %% ../nbs/31_rounds.ipynb #b8d37d06
 @patch
-def start(self:RoundCallback):
+def start(self: RoundCallback):
     "Find the blocks, check everything, note the initial norms"
     self.armed = False
-    if sum(type(o) is type(self) for o in self.learn.cbs)>1: raise ReinitError(f'{type(self).__name__} is there twice: remove one of them, as with learn.remove_cb')
-    b,n = find_blocks(self.learn.model, self.blocks),len(self.learn.dl)
+    if sum(type(o) is type(self) for o in self.learn.cbs) > 1: raise ReinitError(f'{type(self).__name__} is there twice: remove one of them, as with learn.remove_cb')
+    b, n = find_blocks(self.learn.model, self.blocks), len(self.learn.dl)
     rounds = self.n_rounds(b)
     starts = (0,) if self.max_epochs else round_starts(rounds, self.n_epoch, n, self.steps_per_round)
     check_ready(self, b, rounds)
     self.prepare(b)
     self.parts = b
-    if self.loaded and (self.max_epochs or self.at<self.total-1): self.go_on(starts); self.loaded_at = self.at
+    if self.loaded and (self.max_epochs or self.at < self.total - 1): self.go_on(starts); self.loaded_at = self.at
     else:
         self.forget_rounds()
         self.streams = Streams(self.seed)   # the same callback in a second fit draws the same
-        self.starts,self.norm0 = starts,{k:norm_of(p.detach()) for k,p in drawn(b.model).items()}
-    self.loaded,self.total = False,self.n_epoch*n
+        self.starts, self.norm0 = starts, {k: norm_of(p.detach()) for k, p in drawn(b.model).items()}
+    self.loaded, self.total = False, self.n_epoch * n
     self.lengths = None if self.max_epochs else round_lengths(starts, self.total)
-    if self.lengths and len(set(self.lengths))>1:
+    if self.lengths and len(set(self.lengths)) > 1:
         warnings.warn(f'{rounds} rounds share {self.n_epoch} epochs of {n} batches unequally: {", ".join(map(str, self.lengths))} batches', stacklevel=2)
-    old,self.losses = self.losses,torch.full((self.total,), math.nan, device=next(b.model.parameters()).device)
+    old, self.losses = self.losses, torch.full((self.total,), math.nan, device=next(b.model.parameters()).device)
     self.losses[:len(old)] = old
 
 # %% ../nbs/31_rounds.ipynb #2cbdcdde
-def known(m:nn.Module)->bool:
+def known(m: nn.Module) -> bool:
     "Has somebody registered how the parameters of this class begin?"
     return any(c in RULES or f'{c.__module__}.{c.__qualname__}' in RULES for c in type(m).__mro__)
 
-def not_drawn(model:nn.Module)->list[str]: # Names of parameters
+def not_drawn(model: nn.Module) -> list[str]:  # Names of parameters
     "What looks like a weight, and is none that an initializer draws: nobody knows which way its inputs go"
     ws = drawn(model)
-    return [f'{n}.{k}'.lstrip('.') for n,m in model.named_modules() if not isinstance(m, NOT_DRAWN) and not known(m)
-            for k,p in m._parameters.items() if p is not None and p.ndim>1 and f'{n}.{k}'.lstrip('.') not in ws]
+    return [f'{n}.{k}'.lstrip('.') for n, m in model.named_modules() if not isinstance(m, NOT_DRAWN) and not known(m)
+            for k, p in m._parameters.items() if p is not None and p.ndim > 1 and f'{n}.{k}'.lstrip('.') not in ws]
 
 # %% ../nbs/31_rounds.ipynb #44265f8e
-def check_weights(model:nn.Module, acts:dict, init):
+def check_weights(model: nn.Module, acts: dict, init):
     "Say what a method that works on single weights will not touch"
-    if init=='default' and set(acts.values()) & {'masked','shrunk'}: check_reset(model)
+    if init == 'default' and set(acts.values()) & {'masked', 'shrunk'}: check_reset(model)
     if (left := not_drawn(model)):
         warnings.warn(f"{', '.join(left[:5])}{', …' if len(left)>5 else ''} will be left alone where weights are {', '.join(sorted(set(acts.values())))}: only parameters called weight count as weights of a layer", stacklevel=2)
 
 # %% ../nbs/31_rounds.ipynb #a9c79502
-def check_ready(cb:RoundCallback, # Whose plan
-                b:Blocks, # Of the model
-                rounds:int # How many
+def check_ready(cb: RoundCallback,  # Whose plan
+                b: Blocks,  # Of the model
+                rounds: int  # How many
                ):
     "Raise an error for whatever would go wrong in any of the rounds"
     ps = dict(b.model.named_parameters())
-    part = next(filter(None, (cb.partly(b, r) for r in range(cb.first, rounds+1))), None)
+    part = next(filter(None, (cb.partly(b, r) for r in range(cb.first, rounds + 1))), None)
     if part: check_weights(b.model, part, cb.init)   # once, not for every round
-    for r in range(cb.first, rounds+1):
+    for r in range(cb.first, rounds + 1):
         if whole := cb.redraws(b, r): check_reset(b.model, only=whole)
-        for n,word in cb.acts(b, r).items():
+        for n, word in cb.acts(b, r).items():
             if not ps[n].requires_grad: raise ReinitError(
                 f'{n} would be {word} in round {r}, and it is frozen (requires_grad is False): unfreeze it, or choose a method that leaves it alone')
             if ps[n].dtype in (torch.float16, torch.bfloat16): raise ReinitError(
                 f'{n} would be {word} in round {r}, and it is in half precision: keep the weights in float32, and train with learn.to_fp16() or learn.to_bf16()')
 
 # %% ../nbs/31_rounds.ipynb #026e3246
-def check_finite(ps:dict, # Parameters by name
-                 r:int # Round
+def check_finite(ps: dict,  # Parameters by name
+                 r: int  # Round
                 ):
     "Raise an error that names the first parameter with a NaN or an infinity"
-    for n,p in ps.items():
+    for n, p in ps.items():
         if not torch.isfinite(p.detach()).all(): raise ReinitError(f'{n} holds NaN or infinity before round {r}: training has diverged, and nothing was changed. Try a lower learning rate')
 
 # %% ../nbs/31_rounds.ipynb #b8d37d07
 @patch
-def before_batch(self:RoundCallback):
-    at = self.epoch*self.learn.n_iter + self.iter
-    if self.loaded_at is not None and at<=self.loaded_at: raise ReinitError(
+def before_batch(self: RoundCallback):
+    at = self.epoch * self.learn.n_iter + self.iter
+    if self.loaded_at is not None and at <= self.loaded_at: raise ReinitError(
         f'the loaded state has {self.loaded_at+1} batches behind it, and this fit begins with batch {at}: go on with start_epoch={(self.loaded_at+1)//self.learn.n_iter}, or take a new callback to begin anew')
-    self.at,self.loaded_at = at,None
+    self.at, self.loaded_at = at, None
     r = bisect_right(self.starts, self.at)
-    if r!=self.round: self.begin(r)
-    if self.restart and self.lengths: self.learn.pct_train = (self.at-self.starts[r-1])/self.lengths[r-1]
+    if r != self.round: self.begin(r)
+    if self.restart and self.lengths: self.learn.pct_train = (self.at - self.starts[r - 1]) / self.lengths[r - 1]
 
 @patch
-def begin(self:RoundCallback, r:int):
+def begin(self: RoundCallback, r: int):
     "Begin round `r`"
-    if r!=self.round+1: raise ReinitError(f'training starts in round {r}, and the rounds before it were never begun: load their state, or fit from epoch 0')
-    if r==1: self.check_order()
+    if r != self.round + 1: raise ReinitError(f'training starts in round {r}, and the rounds before it were never begun: load their state, or fit from epoch 0')
+    if r == 1: self.check_order()
     self.close()
-    if r>=self.first: self.intervene(r)
+    if r >= self.first: self.intervene(r)
     self.round = r
     self.freeze_some()
 
 # %% ../nbs/31_rounds.ipynb #b8d37d08
 @patch
-def check_order(self:RoundCallback):
+def check_order(self: RoundCallback):
     "Raise an error if a method goes by the order of blocks, and they are called in another one"
-    b,xb,r = self.parts,self.learn.xb,self.first
-    if r>self.n_rounds(b) or not (self.redraws(b, r) or self.normalised(b, r)) or not all(isinstance(x, Tensor) for x in xb): return
+    b, xb, r = self.parts, self.learn.xb, self.first
+    if r > self.n_rounds(b) or not (self.redraws(b, r) or self.normalised(b, r)) or not all(isinstance(x, Tensor) for x in xb): return
     names = [part.last for part in b.parts]
     called = list(trace(b.model, names, tuple(x.as_subclass(Tensor) for x in xb)))
-    if called!=[n for n in names if n in called]: raise ReinitError(
+    if called != [n for n in names if n in called]: raise ReinitError(
         f'the blocks are called in another order than the model holds them, {", ".join(b.part_of(n).name for n in called)}: give blocks=blocks(model, x=batch)')
 
 @patch
-def after_batch(self:RoundCallback):
-    if self.at<len(self.losses): self.losses[self.at] = self.learn.loss.detach().mean()
+def after_batch(self: RoundCallback):
+    if self.at < len(self.losses): self.losses[self.at] = self.learn.loss.detach().mean()
     RoundCallback.after_step(self)   # a batch that was cancelled in its step
 
 # %% ../nbs/31_rounds.ipynb #b8d37d09
 @patch
-def normalise(self:RoundCallback, new:dict, r:int)->dict: # `block`, `mu` and `sigma`, if there are any
+def normalise(self: RoundCallback, new: dict, r: int) -> dict:  # `block`, `mu` and `sigma`, if there are any
     "Statistics under the new values, before anything is written"
     return {}
 
 @patch
-def settle(self:RoundCallback, found:dict, r:int):
+def settle(self: RoundCallback, found: dict, r: int):
     "Write what `normalise` found"
 
 @patch
-def intervene(self:RoundCallback, r:int):
+def intervene(self: RoundCallback, r: int):
     "What happens before the first batch of round `r`"
-    b,ps = self.parts,{n:p.data for n,p in self.parts.model.named_parameters()}
+    b, ps = self.parts, {n: p.data for n, p in self.parts.model.named_parameters()}
     check_finite(ps, r)
-    acts,before = self.acts(b, r),_norms(b, ps)
+    acts, before = self.acts(b, r), _norms(b, ps)
     with torch.no_grad():
-        new,masks = self.weights({n:ps[n] for n,a in acts.items() if a!='redrawn'}, r)
+        new, masks = self.weights({n: ps[n] for n, a in acts.items() if a != 'redrawn'}, r)
         found = self.normalise(new, r)
         if whole := self.redraws(b, r): reset(b.model, self.init, self.streams, only=whole)
-        for n,w in new.items(): ps[n].copy_(w)
+        for n, w in new.items(): ps[n].copy_(w)
         self.settle(found, r)
     params = dict(b.model.named_parameters())
-    forget(self.opt, {params[n]:masks.get(n) for n,a in acts.items() if a=='redrawn' or n in masks}, self.opt_state)
+    forget(self.opt, {params[n]: masks.get(n) for n, a in acts.items() if a == 'redrawn' or n in masks}, self.opt_state)
     self.opt.zero_grad()
     if hasattr(self.learn, 'gradient_accumulation'): self.learn.gradient_accumulation.count = 0
-    n = {k:int(masks[k].sum()) if k in masks else ps[k].numel()*(a=='redrawn') for k,a in acts.items()}
+    n = {k: int(masks[k].sum()) if k in masks else ps[k].numel() * (a == 'redrawn') for k, a in acts.items()}
     self.note(r, n, before, _norms(b, ps), found)
 
 # %% ../nbs/31_rounds.ipynb #328bbd46
@@ -399,114 +421,116 @@ def _norms(b, ps):
     return {part.name: math.sqrt(sum(ps[n].norm().item()**2 for n in part.params if n in ws)) for part in b.parts}
 
 @patch
-def note(self:RoundCallback, r, n, before, after, found):
+def note(self: RoundCallback, r, n, before, after, found):
     "One event for each block"
-    ps,loss = dict(self.parts.model.named_parameters()),recent(self.of_round(self.round))
+    ps, loss = dict(self.parts.model.named_parameters()), recent(self.of_round(self.round))
     for part in self.parts.parts:
         k = part.name
         self.events.append(dict(round=r, epoch=self.epoch, step=self.at, block=k, entries=sum(ps[o].numel() for o in part.params),
             redrawn=sum(n.get(o, 0) for o in part.params), norm_before=before[k], norm_after=after[k],
-            mu=found['mu'] if found.get('block')==k else math.nan, sigma=found['sigma'] if found.get('block')==k else math.nan, loss_before=loss, steps_back=None))
+            mu=found['mu'] if found.get('block') == k else math.nan, sigma=found['sigma'] if found.get('block') == k else math.nan, loss_before=loss, steps_back=None))
 
 # %% ../nbs/31_rounds.ipynb #b8d37d10
 @patch
-def freeze_some(self:RoundCallback):
+def freeze_some(self: RoundCallback):
     "Note what is frozen in this round"
-    names,model = self.frozen(self.parts, self.round) if self.round else (),self.parts.model
-    self.still = [p for n,p in model.named_parameters() if n in names]
-    whole = [part for part in self.parts.parts if part.params and set(part.params)<=set(names)]
+    names, model = self.frozen(self.parts, self.round) if self.round else (), self.parts.model
+    self.still = [p for n, p in model.named_parameters() if n in names]
+    whole = [part for part in self.parts.parts if part.params and set(part.params) <= set(names)]
     for m in self.resting: m.train(model.training)   # only those: others may rest for reasons of their own
-    self.resting = [m for n,m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training
+    self.resting = [m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training
                     and any(self.parts.part_of(n) is part for part in whole)]
     for m in self.resting: m.eval()
 
 # %% ../nbs/31_rounds.ipynb #b8d37d11
 @patch
-def before_step(self:RoundCallback):
+def before_step(self: RoundCallback):
     for p in self.still: p.grad = None
-    if (f := self.lr_factor())!=1:
+    if (f := self.lr_factor()) != 1:
         self.lrs = [h['lr'] for h in self.opt.hypers]
-        self.opt.set_hyper('lr', [lr*f for lr in self.lrs])
+        self.opt.set_hyper('lr', [lr * f for lr in self.lrs])
 @patch
-def after_step(self:RoundCallback):
+def after_step(self: RoundCallback):
     if lrs := self.__dict__.pop('lrs', None): self.opt.set_hyper('lr', lrs)
 @patch
-def after_cancel_step(self:RoundCallback): RoundCallback.after_step(self)
+def after_cancel_step(self: RoundCallback): RoundCallback.after_step(self)
 
 # %% ../nbs/31_rounds.ipynb #b8d37d12
 @patch
-def of_round(self:RoundCallback, r:int)->Tensor: # One loss for each batch
+def of_round(self: RoundCallback, r: int) -> Tensor:  # One loss for each batch
     "Losses of round `r`, as far as it has come"
-    if not 0<r<=len(self.starts): return self.losses[:0].cpu()
-    l = self.losses[self.starts[r-1]:(*self.starts, self.total)[r]].cpu()
+    if not 0 < r <= len(self.starts): return self.losses[:0].cpu()
+    l = self.losses[self.starts[r - 1]:(*self.starts, self.total)[r]].cpu()
     return l[~l.isnan()]
 
 @patch
-def close(self:RoundCallback):
+def close(self: RoundCallback):
     "At the end of a round: when was the loss back?"
     for e in self.events:
-        if e['round']==self.round: e['steps_back'] = steps_back(self.of_round(self.round), e['loss_before'])
+        if e['round'] == self.round: e['steps_back'] = steps_back(self.of_round(self.round), e['loss_before'])
 
 # %% ../nbs/31_rounds.ipynb #3a5ce9a0
 @patch(as_prop=True)
-def name(self:RoundCallback):
+def name(self: RoundCallback):
     # fastai deletes the attribute by this name when it removes a callback. One that has run has none by then, so that `learn.layerwise.log` can be read after `fit(cbs=…)`
     return '' if self.learn is None and self.round else Callback.name.fget(self)
 
 @patch(as_prop=True)
-def log(self:RoundCallback)->pd.DataFrame: # One row per intervention and block
+def log(self: RoundCallback) -> pd.DataFrame:  # One row per intervention and block
     "What was done, and how long the loss took to recover"
     self.close()
     return pd.DataFrame(self.events, columns=LOG).astype(dict(steps_back='Int64'))
 
 # %% ../nbs/31_rounds.ipynb #d9dbb554
-def plot_losses(losses:Tensor, starts:tuple, ax):
+def plot_losses(losses: Tensor, starts: tuple, ax):
     "Loss by batch on `ax`, with a line where a round begins"
     ax.plot(losses.cpu(), lw=.8)
     for s in starts[1:]: ax.axvline(s, c='k', lw=.6, ls=':')
     ax.set(xlabel='batch', ylabel='training loss', yscale='log')
     return ax
 
-def plot_log(df:pd.DataFrame, # A `log`
-             ax=None # Where to draw
-            ): # Axes
+def plot_log(df: pd.DataFrame,  # A `log`
+             ax=None  # Where to draw
+            ):  # Axes
     "Norm of each block's weights before (open) and after (filled) every intervention, relative to the first"
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
-    ax = ax or plt.subplots(figsize=(6,3), layout='constrained')[1]
-    for i,(k,g) in enumerate(df.groupby('block', sort=False)):
-        c,r,x = plt.cm.viridis(i/max(1, df.block.nunique()-1)),g['round'],g.norm_before.iloc[0] or 1.
-        for a,b in zip(range(len(r)-1), range(1, len(r))): ax.plot([r.iloc[a], r.iloc[b]], [g.norm_after.iloc[a]/x, g.norm_before.iloc[b]/x], c=c, lw=.8)
-        ax.vlines(r, g.norm_before/x, g.norm_after/x, color=c, lw=2)
-        ax.plot(r, g.norm_before/x, 'o', mfc='w', c=c, ms=4); ax.plot(r, g.norm_after/x, 'o', c=c, ms=4, label=k)
+    ax = ax or plt.subplots(figsize=(6, 3), layout='constrained')[1]
+    for i, (k, g) in enumerate(df.groupby('block', sort=False)):
+        c, r, x = plt.cm.viridis(i / max(1, df.block.nunique() - 1)), g['round'], g.norm_before.iloc[0] or 1.
+        for a, b in zip(range(len(r) - 1), range(1, len(r))): ax.plot([r.iloc[a], r.iloc[b]], [g.norm_after.iloc[a] / x, g.norm_before.iloc[b] / x], c=c, lw=.8)
+        ax.vlines(r, g.norm_before / x, g.norm_after / x, color=c, lw=2)
+        ax.plot(r, g.norm_before / x, 'o', mfc='w', c=c, ms=4)
+        ax.plot(r, g.norm_after / x, 'o', c=c, ms=4, label=k)
     ax.set(xlabel='round', ylabel='norm of the weights (ratio)')
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1,1))
+    ax.legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 @patch
-def plot(self:RoundCallback, axs=None): # Two Axes
+def plot(self: RoundCallback, axs=None):  # Two Axes
     "The loss by batch, and the weights round by round"
     from matplotlib import pyplot as plt
-    axs = plt.subplots(1, 2, figsize=(10,3), layout='constrained')[1] if axs is None else axs
-    plot_losses(self.losses[:self.at+1], self.starts, axs[0]); plot_log(self.log, axs[1])
+    axs = plt.subplots(1, 2, figsize=(10, 3), layout='constrained')[1] if axs is None else axs
+    plot_losses(self.losses[:self.at + 1], self.starts, axs[0])
+    plot_log(self.log, axs[1])
     return axs
 
 # %% ../nbs/31_rounds.ipynb #14ba93bc
 class PlateauCallback(TrackerCallback):
     "Halve the learning rate on plateaus; end a round with its best weights when that does not help any more"
-    order = TrackerCallback.order+4
-    def __init__(self, cb:RoundCallback, n:int, rounds:int, patience:int, halvings:int, monitor:str='valid_loss', comp=None, min_delta=0.):
+    order = TrackerCallback.order + 4
+    def __init__(self, cb: RoundCallback, n: int, rounds: int, patience: int, halvings: int, monitor: str = 'valid_loss', comp=None, min_delta=0.):
         super().__init__(monitor=monitor, comp=comp, min_delta=min_delta)
         store_attr('cb,n,rounds,patience,halvings')
-        self.done,self.base = 0,None
+        self.done, self.base = 0, None
         self.new_round()
-    def new_round(self): self.waited,self.halved,self.kept,self.epochs,self.best = 0,0,None,0,None
+    def new_round(self): self.waited, self.halved, self.kept, self.epochs, self.best = 0, 0, None, 0, None
 
 @patch
-def before_fit(self:PlateauCallback):
+def before_fit(self: PlateauCallback):
     if self.learn.lock.locked(): return   # only a validation
-    names,best = list(self.recorder.metric_names[1:]),self.best
+    names, best = list(self.recorder.metric_names[1:]), self.best
     if self.monitor not in names: raise ReinitError(unknown('monitor', self.monitor, names))
     TrackerCallback.before_fit(self)
     if best is not None: self.best = best
@@ -514,55 +538,55 @@ def before_fit(self:PlateauCallback):
 
 # %% ../nbs/31_rounds.ipynb #b8d37d13
 @patch
-def after_epoch(self:PlateauCallback):
+def after_epoch(self: PlateauCallback):
     if self.recorder.values[-1][self.idx] is None: raise ReinitError(f'{self.monitor} is not there: fit_rounds needs a validation set')
     TrackerCallback.after_epoch(self)
-    self.waited,self.epochs = 0 if self.new_best else self.waited+1,self.epochs+1
-    if self.new_best: self.halved,self.kept = 0,{k:v.detach().clone() for k,v in root(self.model).state_dict().items()}
-    if self.waited>=self.patience:
-        self.waited,self.halved = 0,self.halved+1
-        self.opt.set_hyper('lr', [h['lr']/2 for h in self.opt.hypers])
-    if self.halved>self.halvings or self.epochs>=self.n: self.end_round()
+    self.waited, self.epochs = 0 if self.new_best else self.waited + 1, self.epochs + 1
+    if self.new_best: self.halved, self.kept = 0, {k: v.detach().clone() for k, v in root(self.model).state_dict().items()}
+    if self.waited >= self.patience:
+        self.waited, self.halved = 0, self.halved + 1
+        self.opt.set_hyper('lr', [h['lr'] / 2 for h in self.opt.hypers])
+    if self.halved > self.halvings or self.epochs >= self.n: self.end_round()
 
 # %% ../nbs/31_rounds.ipynb #b8d37d14
 @patch
-def end_round(self:PlateauCallback):
+def end_round(self: PlateauCallback):
     "Go back to the best weights of the round, and on to the next"
     if self.kept is None: raise ReinitError(f'{self.monitor} was never a number in round {self.cb.round}: training has diverged. Try a lower learning rate')
     root(self.model).load_state_dict(self.kept)
     self.opt.set_hyper('lr', self.base)
     self.done += 1
-    if self.done==self.rounds: raise CancelFitException()
-    self.cb.starts = (*self.cb.starts, self.cb.at+1)   # `n_iter` is that of the validation by now
+    if self.done == self.rounds: raise CancelFitException()
+    self.cb.starts = (*self.cb.starts, self.cb.at + 1)   # `n_iter` is that of the validation by now
     self.new_round()
     self.best = math.inf if self.comp(0, 1) else -math.inf
 
 @patch
-def state_dict(self:PlateauCallback)->dict:
-    return {k:getattr(self, k) for k in ('done','base','waited','halved','kept','epochs','best')}
+def state_dict(self: PlateauCallback) -> dict:
+    return {k: getattr(self, k) for k in ('done', 'base', 'waited', 'halved', 'kept', 'epochs', 'best')}
 @patch
-def load_state_dict(self:PlateauCallback, state:dict):
-    for k,v in state.items(): setattr(self, k, v)
+def load_state_dict(self: PlateauCallback, state: dict):
+    for k, v in state.items(): setattr(self, k, v)
 
 # %% ../nbs/31_rounds.ipynb #b8d37d15
 @patch
-def fit_rounds(self:Learner,
-               n:int, # Epochs of a round, at most
-               cb:RoundCallback, # What happens between rounds
-               patience:int=20, # Epochs without improvement until the learning rate is halved
-               halvings:int=2, # In vain, until a round ends
-               lr=None, # As in `fit`
-               wd=None, # As in `fit`
-               monitor:str='valid_loss', # What should improve
-               cbs=None # More callbacks
+def fit_rounds(self: Learner,
+               n: int,  # Epochs of a round, at most
+               cb: RoundCallback,  # What happens between rounds
+               patience: int = 20,  # Epochs without improvement until the learning rate is halved
+               halvings: int = 2,  # In vain, until a round ends
+               lr=None,  # As in `fit`
+               wd=None,  # As in `fit`
+               monitor: str = 'valid_loss',  # What should improve
+               cbs=None  # More callbacks
               ):
     "Train each round until it stops improving, and go on from its best weights"
-    for k,v in (('n',n), ('patience',patience)): check_number(k, v, 1, integer=True)
+    for k, v in (('n', n), ('patience', patience)): check_number(k, v, 1, integer=True)
     check_number('halvings', halvings, 0, integer=True)
     if not isinstance(cb, RoundCallback): raise ReinitError(f'cb={cb!r} should be a callback with rounds, such as LayerwiseCallback()')
     if cb.steps_per_round is not None: raise ReinitError('steps_per_round fixes the length of a round: use learn.fit, or leave it out')
-    rounds,cb.max_epochs = cb.n_rounds(find_blocks(self.model, cb.blocks)),n
-    try: self.fit(n*rounds, lr, wd, cbs=[cb, PlateauCallback(cb, n, rounds, patience, halvings, monitor), *([cbs] if isinstance(cbs, Callback) else cbs or [])])
+    rounds, cb.max_epochs = cb.n_rounds(find_blocks(self.model, cb.blocks)), n
+    try: self.fit(n * rounds, lr, wd, cbs=[cb, PlateauCallback(cb, n, rounds, patience, halvings, monitor), *([cbs] if isinstance(cbs, Callback) else cbs or [])])
     finally: cb.max_epochs = None
 
 # %% ../nbs/31_rounds.ipynb #cb1feee5
@@ -570,43 +594,43 @@ def _word(v):
     "An argument as something that can be saved and compared"
     if isinstance(v, Blocks): return v.names
     if callable(v): return getattr(v, '__qualname__', repr(v))
-    return [_word(o) for o in v] if isinstance(v, (list,tuple)) else v if isinstance(v, (bool,int,float,str,type(None))) else str(v)
+    return [_word(o) for o in v] if isinstance(v, (list, tuple)) else v if isinstance(v, (bool, int, float, str, type(None))) else str(v)
 
-def given(o # An object that keeps its arguments as attributes
-         )->dict: # Name and value
+def given(o  # An object that keeps its arguments as attributes
+         ) -> dict:  # Name and value
     "The arguments that an object was made with, its class's own and those of the classes above"
     names = {k for c in type(o).__mro__ if '__init__' in vars(c) for k in inspect.signature(c.__init__).parameters}
-    return {k:vars(o)[k] for k in sorted(names) if k in vars(o)}
+    return {k: vars(o)[k] for k in sorted(names) if k in vars(o)}
 
 @patch
-def arguments(self:RoundCallback)->dict:
+def arguments(self: RoundCallback) -> dict:
     "All arguments, as plain values"
-    return {k:_word(v) for k,v in given(self).items()}
+    return {k: _word(v) for k, v in given(self).items()}
 
 # %% ../nbs/31_rounds.ipynb #b8d37d16
 @patch
-def held(self:RoundCallback)->dict: # Tensors by name
+def held(self: RoundCallback) -> dict:  # Tensors by name
     "What a method holds on to within a round"
     return {}
 @patch
-def hold(self:RoundCallback, held:dict): "Take up what `held` gave"
+def hold(self: RoundCallback, held: dict): "Take up what `held` gave"
 
 @patch
-def state_dict(self:RoundCallback)->dict: # Loads with `torch.load(..., weights_only=True)`
+def state_dict(self: RoundCallback) -> dict:  # Loads with `torch.load(..., weights_only=True)`
     "Everything that decides how the rounds go on"
     self.close()
     return dict(kind=type(self).__name__, arguments=self.arguments(), round=self.round, at=self.at, starts=list(self.starts), total=self.total, norm0=dict(self.norm0),
-                streams=self.streams.state_dict(), events=[dict(e) for e in self.events], losses=self.losses[:self.at+1].cpu(), held=self.held())
+                streams=self.streams.state_dict(), events=[dict(e) for e in self.events], losses=self.losses[:self.at + 1].cpu(), held=self.held())
 
 # %% ../nbs/31_rounds.ipynb #b8d37d17
 @patch
-def load_state_dict(self:RoundCallback, state:dict):
+def load_state_dict(self: RoundCallback, state: dict):
     "Go on from a state"
-    if state['kind']!=type(self).__name__: raise ReinitError(f'this is the state of a {state["kind"]}, not of a {type(self).__name__}')
+    if state['kind'] != type(self).__name__: raise ReinitError(f'this is the state of a {state["kind"]}, not of a {type(self).__name__}')
     mine = self.arguments()
     for k in mine:
-        if mine[k]!=state['arguments'].get(k): raise ReinitError(f'{k}={mine[k]!r}, and the state was made with {k}={state["arguments"].get(k)!r}: make the callback with the same arguments')
-    for k in ('round','at','total','norm0','events','losses'): setattr(self, k, state[k])
+        if mine[k] != state['arguments'].get(k): raise ReinitError(f'{k}={mine[k]!r}, and the state was made with {k}={state["arguments"].get(k)!r}: make the callback with the same arguments')
+    for k in ('round', 'at', 'total', 'norm0', 'events', 'losses'): setattr(self, k, state[k])
     self.starts = tuple(state['starts'])
     self.streams.load_state_dict(state['streams'])
     self.hold(state['held'])
@@ -614,12 +638,12 @@ def load_state_dict(self:RoundCallback, state:dict):
 
 # %% ../nbs/31_rounds.ipynb #b8d37d18
 @patch
-def go_on(self:RoundCallback, starts:tuple):
+def go_on(self: RoundCallback, starts: tuple):
     "Take up loaded rounds: they must be the same ones"
-    if not self.max_epochs and starts!=self.starts: raise ReinitError(
+    if not self.max_epochs and starts != self.starts: raise ReinitError(
         f'this fit has rounds that begin with batches {starts}, and the loaded state has {self.starts}: fit for as many epochs, with the same data, as before')
     device = next(self.parts.model.parameters()).device
-    self.norm0 = {k:v.to(device) for k,v in self.norm0.items()}
+    self.norm0 = {k: v.to(device) for k, v in self.norm0.items()}
 
 # %% ../nbs/31_rounds.ipynb #5f35c75b
 def _beside(path): return Path(path).with_suffix('.rounds.pth')
@@ -633,15 +657,15 @@ def _read_state(cb, path):
     "Give the state beside `path` to a callback that has not begun"
     if cb.round or not _beside(path).exists(): return
     state = torch.load(_beside(path), map_location='cpu', weights_only=True)
-    if (state['kind'],state['arguments'])==(type(cb).__name__,cb.arguments()): return cb.load_state_dict(state)
+    if (state['kind'], state['arguments']) == (type(cb).__name__, cb.arguments()): return cb.load_state_dict(state)
     warnings.warn(f'{path} was saved with a {state["kind"]} of other arguments: this {type(cb).__name__} begins with round 1', stacklevel=4)
 
 # %% ../nbs/31_rounds.ipynb #9386f87f
-_plain = {k:getattr(getattr(Learner, k), 'plain', getattr(Learner, k)) for k in ('save','load')}
+_plain = {k: getattr(getattr(Learner, k), 'plain', getattr(Learner, k)) for k in ('save', 'load')}
 
 @functools.wraps(_plain['save'])
 def _save(self, file, *args, **kwargs):
-    path,cbs = _plain['save'](self, file, *args, **kwargs),[cb for cb in self._grab_cbs(RoundCallback) if cb.round]
+    path, cbs = _plain['save'](self, file, *args, **kwargs), [cb for cb in self._grab_cbs(RoundCallback) if cb.round]
     if rank_distrib(): return path   # like the weights, by one process
     for cb in cbs: _write_state(cb, path)
     if not cbs: _beside(path).unlink(missing_ok=True)   # it belonged to other weights
@@ -655,9 +679,9 @@ def _load(self, file, *args, **kwargs):
         if not hosts and kwargs.get('strict', True): raise
         for host in hosts: insert_after(root(self.model), host, FixedNorm().to(next(self.model.parameters()).device))   # weights that LW has trained come with its norms
         _plain['load'](self, file, *args, **kwargs)
-    for cb in self._grab_cbs(RoundCallback): _read_state(cb, join_path_file(file, self.path/self.model_dir, ext='.pth'))
+    for cb in self._grab_cbs(RoundCallback): _read_state(cb, join_path_file(file, self.path / self.model_dir, ext='.pth'))
     return self
 
-for k,f in (('save',_save), ('load',_load)):
+for k, f in (('save', _save), ('load', _load)):
     f.plain = _plain[k]
     setattr(Learner, k, f)

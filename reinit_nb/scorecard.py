@@ -9,18 +9,31 @@ __all__ = ['PAPERS', 'LOOKS', 'LISTS', 'LEFT_OUT', 'PARTS', 'CLAIMS', 'COLUMNS',
            'keep', 'kept', 'support', 'plot_claims', 'stale', 'on_pages', 'differ']
 
 # %% ../nbs/62_scorecard.ipynb #f86897d4
-import gc,json,re
+import gc
+import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
+
 import numpy as np
 import pandas as pd
 from fastcore.basics import patch
+
 from . import claims
 from .claims import VERDICTS, Verdict
-from .core import Recipe, ReinitError, atomic_write, by_scale, check_choice, load_results, paper_table, save_results
+from reinit_nb.core import (
+    Recipe,
+    ReinitError,
+    atomic_write,
+    by_scale,
+    check_choice,
+    load_results,
+    paper_table,
+    save_results,
+)
 from .core import scale as get_scale
 
 # %% ../nbs/62_scorecard.ipynb #0093370a
@@ -29,23 +42,23 @@ PAPERS = dict(reinit='The Impact of Reinitialization on Generalization in Convol
               freezing='Coil & Cheney 2025, What Makes Freezing Layers in Deep Neural Networks Effective?',
               fourier='Ramasinghe et al. 2023, How Much Does Initialization Affect Generalization?')
 
-def all_claims()->pd.DataFrame: # id, paper, short, claim, where, theirs, marks, direction, counts, over, notebook
+def all_claims() -> pd.DataFrame:  # id, paper, short, claim, where, theirs, marks, direction, counts, over, notebook
     "Every claim, as data"
     return paper_table('claims').fillna(dict(theirs='', marks='', over=''))
 
-def theirs_for(marks:str, # As in the table: `LW: 9; Rescaling: 12`
-               measure:str # What was measured
-              )->float: # Not a number if the paper has none for that
+def theirs_for(marks: str,  # As in the table: `LW: 9; Rescaling: 12`
+               measure: str  # What was measured
+              ) -> float:  # Not a number if the paper has none for that
     "The paper's number for the part of a claim that is shown"
-    found = {k:float(v) for k,v in (o.rsplit(': ', 1) for o in marks.split('; ') if o) if re.search(rf'(?<!\w){re.escape(k)}(?!\w)', measure)}
+    found = {k: float(v) for k, v in (o.rsplit(': ', 1) for o in marks.split('; ') if o) if re.search(rf'(?<!\w){re.escape(k)}(?!\w)', measure)}
     return found[max(found, key=len)] if found else np.nan
 
 # %% ../nbs/62_scorecard.ipynb #119c611f
-def find_results(path=None, # Folder; default: that of the repository
-                 scale:str='laptop' # Of the results
-                )->Path:
+def find_results(path=None,  # Folder; default: that of the repository
+                 scale: str = 'laptop'  # Of the results
+                ) -> Path:
     "The folder with published results"
-    here = [Path(path).expanduser()] if path is not None else [d/'results' for d in (Path(claims.__file__).resolve().parents[1], Path.cwd(), *Path.cwd().parents)]
+    here = [Path(path).expanduser()] if path is not None else [d / 'results' for d in (Path(claims.__file__).resolve().parents[1], Path.cwd(), *Path.cwd().parents)]
     for d in here:
         if d.is_dir() and any(d.glob(f'*_{scale}.csv')): return d
     if path is not None: raise ReinitError(f'there are no results in {path}: name a folder with files such as synthetic_{scale}.csv')
@@ -55,49 +68,49 @@ def find_results(path=None, # Folder; default: that of the repository
 @dataclass(frozen=True)
 class Look(Recipe):
     "What is measured without training, and how often"
-    what:str # Name of the file
-    n:int=0  # Draws, problems or trials
+    what: str  # Name of the file
+    n: int = 0  # Draws, problems or trials
 
-LOOKS = dict(frozen_eigenvalues=(0,0,0), frozen_flow=(60,400,1000), cover=(20,400,2000), frozen_imagenet=(0,0,0))   # n by scale
+LOOKS = dict(frozen_eigenvalues=(0, 0, 0), frozen_flow=(60, 400, 1000), cover=(20, 400, 2000), frozen_imagenet=(0, 0, 0))   # n by scale
 
-def look(name:str, # One of `LOOKS`
-         scale:str|None=None # As in `core.scale`
-        )->Look:
+def look(name: str,  # One of `LOOKS`
+         scale: str | None = None  # As in `core.scale`
+        ) -> Look:
     "The recipe of a measurement without training"
     return Look(name, by_scale(*LOOKS[check_choice('look', name, LOOKS)], get_scale(scale)))
 
 # %% ../nbs/62_scorecard.ipynb #5c3b987f
-def measure(recipe:Look # From `look`
-           )->pd.DataFrame: # Evidence for a claim, with the hash of the recipe
+def measure(recipe: Look  # From `look`
+           ) -> pd.DataFrame:  # Evidence for a claim, with the hash of the recipe
     "Measure anew; the count in the ImageNet network needs its weights"
     from reinit_nb.cover import measure_cover
     from reinit_nb.models import resnet50_imagenet
     from reinit_nb.stability import z1_evidence, z2_evidence
     from reinit_nb.stuck import count_both
     t = dict(frozen_eigenvalues=lambda n: z1_evidence(), frozen_flow=z2_evidence,
-             cover=lambda n: pd.concat([measure_cover(10, widths=(20,)*k, trials=n) for k in range(4)], ignore_index=True),
-             frozen_imagenet=lambda n: count_both(resnet50_imagenet(), (1e-2,.03,.1), (1,3,64,64)))[recipe.what](recipe.n)
+             cover=lambda n: pd.concat([measure_cover(10, widths=(20,) * k, trials=n) for k in range(4)], ignore_index=True),
+             frozen_imagenet=lambda n: count_both(resnet50_imagenet(), (1e-2, .03, .1), (1, 3, 64, 64)))[recipe.what](recipe.n)
     return t.assign(recipe=recipe.hash)
 
-def record(path, # Folder
-           names:Sequence[str]=tuple(LOOKS), # Which
-           scale:str='laptop' # As in `core.scale`
-          )->list[Path]: # Files
+def record(path,  # Folder
+           names: Sequence[str] = tuple(LOOKS),  # Which
+           scale: str = 'laptop'  # As in `core.scale`
+          ) -> list[Path]:  # Files
     "Measure what needs no training, and write it to the results"
-    return [save_results(measure(look(k, scale)), Path(path)/f'{k}_{scale}.csv') for k in names]
+    return [save_results(measure(look(k, scale)), Path(path) / f'{k}_{scale}.csv') for k in names]
 
 # %% ../nbs/62_scorecard.ipynb #682de589
-def _stuck(name): # A list of `stuck`, asked for late: fastai comes with that module
+def _stuck(name):  # A list of `stuck`, asked for late: fastai comes with that module
     def f(scale):
         from reinit_nb import stuck
-        return {name:getattr(stuck, name)(scale)}
+        return {name: getattr(stuck, name)(scale)}
     return f
 
-def _waves(*names, but=()): # The same for `waves`
+def _waves(*names, but=()):  # The same for `waves`
     def f(scale):
         from reinit_nb import waves
         every = waves.LISTS | dict(pictures=waves.pictures)
-        return {k:every[k](scale) for k in names or every if k not in but}
+        return {k: every[k](scale) for k in names or every if k not in but}
     return f
 
 def _bridge(scale):
@@ -109,33 +122,33 @@ def _transfer(scale):
     return transfer.study(scale)
 
 # %% ../nbs/62_scorecard.ipynb #a62f0008
-def searched()->list[dict]: # Arguments of `study.table5_recipes`
+def searched() -> list[dict]:  # Arguments of `study.table5_recipes`
     "The settings that were tried for Table 5, which leaves optimizer, steps and penalty open"
-    def adam(lr, T, head, factor=1., **kw): return dict(opt='adam', lr=lr, steps=T//5, l2_head=head, factor=factor, **kw)
-    def gd(T, head, **kw): return dict(opt='sgd', lr=.05, steps=T//5, l2_head=head, factor=1., **kw)
-    both = (True,False)
-    far = {.001:((2000,10.),), .003:((2000,10.),), .03:((500,10.),(1000,5.),(1000,8.),(1000,10.),(1000,20.),(2000,10.),(5000,10.)),
-           .02:((700,8.),(1000,2.),(1000,5.),(1000,8.),(1000,10.),(1500,5.),(1500,8.),(2000,5.),(2000,10.)), .05:((500,10.),(1000,10.))}
-    return [*(adam(lr, T, h, f) for lr in (.01,.03) for T in (1000,5000) for h in both for f in (1.,2.)), *(adam(.01, T, h, 5.) for T in (1000,5000) for h in both),
-            *(adam(lr, 5000, False, opt_state='keep') for lr in (.01,.03)), *(adam(.05, T, False) for T in (2000,5000)), *(adam(.001, T, h) for T in (2000,5000) for h in both),
-            *(gd(T, h) for T in (2000,9000) for h in both), *(gd(5000, h, momentum=.9) for h in both), *(adam(.001, 8000, h, batch=32) for h in both),
-            *(adam(.01, 4000, h, batch=32) for h in both), adam(.01, 5000, False, init='he_normal'), *(adam(.01, T, False, f) for f in (10.,20.) for T in (500,1000,2000,5000)),
-            *(adam(.01, T, False, 5.) for T in (500,2000)), *(adam(lr, T, False, f) for lr,o in far.items() for T,f in o)]
+    def adam(lr, T, head, factor=1., **kw): return dict(opt='adam', lr=lr, steps=T // 5, l2_head=head, factor=factor, **kw)
+    def gd(T, head, **kw): return dict(opt='sgd', lr=.05, steps=T // 5, l2_head=head, factor=1., **kw)
+    both = (True, False)
+    far = {.001: ((2000, 10.),), .003: ((2000, 10.),), .03: ((500, 10.), (1000, 5.), (1000, 8.), (1000, 10.), (1000, 20.), (2000, 10.), (5000, 10.)),
+           .02: ((700, 8.), (1000, 2.), (1000, 5.), (1000, 8.), (1000, 10.), (1500, 5.), (1500, 8.), (2000, 5.), (2000, 10.)), .05: ((500, 10.), (1000, 10.))}
+    return [*(adam(lr, T, h, f) for lr in (.01, .03) for T in (1000, 5000) for h in both for f in (1., 2.)), *(adam(.01, T, h, 5.) for T in (1000, 5000) for h in both),
+            *(adam(lr, 5000, False, opt_state='keep') for lr in (.01, .03)), *(adam(.05, T, False) for T in (2000, 5000)), *(adam(.001, T, h) for T in (2000, 5000) for h in both),
+            *(gd(T, h) for T in (2000, 9000) for h in both), *(gd(5000, h, momentum=.9) for h in both), *(adam(.001, 8000, h, batch=32) for h in both),
+            *(adam(.01, 4000, h, batch=32) for h in both), adam(.01, 5000, False, init='he_normal'), *(adam(.01, T, False, f) for f in (10., 20.) for T in (500, 1000, 2000, 5000)),
+            *(adam(.01, T, False, 5.) for T in (500, 2000)), *(adam(lr, T, False, f) for lr, o in far.items() for T, f in o)]
 
 # %% ../nbs/62_scorecard.ipynb #a62f0009
-def _sweeps(scale): # Other readings of Table 1, over α, over N, and the search for Table 5
+def _sweeps(scale):  # Other readings of Table 1, over α, over N, and the search for Table 5
     from reinit_nb.study import table1_recipes, table5_recipes
-    n,few,three = (by_scale(2, *[k]*2, scale) for k in (20,10,3))
+    n, few, three = (by_scale(2, *[k] * 2, scale) for k in (20, 10, 3))
     def one(seeds, methods=None, **kw): return [r for r in table1_recipes(scale, seeds, **kw) if methods is None or r.method in methods]
-    readings = [*one(n, init='he_normal'), *one(n, init='glorot_normal'), *one(n, ('WELSR','DSD','WELS'), scope='global'), *one(n, ('LW',), normalize_head=False)]
-    alphas,Ns = by_scale((.5,1.), *[(.25,.5,.75,1.,1.5,2.,3.)]*2, scale),by_scale((1,2), *[(1,2,3,5,8)]*2, scale)
-    tried = [o | dict(steps=2) for o in searched()[:3]] if get_scale(scale)=='smoke' else searched()
+    readings = [*one(n, init='he_normal'), *one(n, init='glorot_normal'), *one(n, ('WELSR', 'DSD', 'WELS'), scope='global'), *one(n, ('LW',), normalize_head=False)]
+    alphas, Ns = by_scale((.5, 1.), *[(.25, .5, .75, 1., 1.5, 2., 3.)] * 2, scale), by_scale((1, 2), *[(1, 2, 3, 5, 8)] * 2, scale)
+    tried = [o | dict(steps=2) for o in searched()[:3]] if get_scale(scale) == 'smoke' else searched()
     return dict(readings=readings, alphas=one(few, alphas=alphas), rounds=[r for N in Ns for r in one(few, alphas=(1.,), n_iter=N)], search=[r for o in tried for r in table5_recipes(scale, three, **o)])
 
 # %% ../nbs/62_scorecard.ipynb #b72745fd
 def _cnn(scale):
     from reinit_nb import cnn
-    return {k:getattr(cnn, k)(scale) for k in ('grid','budgets','ablations','settings')}
+    return {k: getattr(cnn, k)(scale) for k in ('grid', 'budgets', 'ablations', 'settings')}
 
 def _synthetic(scale):
     from reinit_nb import study
@@ -144,63 +157,63 @@ def _synthetic(scale):
 def _reservoir(name):
     def f(scale):
         from reinit_nb import reservoir
-        return {name:getattr(reservoir, name)(scale)}
+        return {name: getattr(reservoir, name)(scale)}
     return f
 
 LISTS = dict(synthetic=_synthetic, synthetic_sweeps=_sweeps, reinit_cnn=_cnn, freezing=_reservoir('study'), freezing_landscape=_reservoir('landscapes'),
              frozen_decays=_stuck('decays'), frozen_pairs=_stuck('pairs'), frozen_sparse=_stuck('sparse'), transfer=_transfer,
-             waves=_waves(but=('laws','pictures')), waves_laws=_waves('laws'), waves_pictures=_waves('pictures'), waves_bridge=_bridge)
-LISTS |= {k:(lambda scale, k=k: {k:[look(k, scale)]}) for k in LOOKS}
+             waves=_waves(but=('laws', 'pictures')), waves_laws=_waves('laws'), waves_pictures=_waves('pictures'), waves_bridge=_bridge)
+LISTS |= {k: (lambda scale, k=k: {k: [look(k, scale)]}) for k in LOOKS}
 
 # %% ../nbs/62_scorecard.ipynb #783dec2a
-def each(runs # A list of recipes, or a dict of such, of any depth
-        )->list[Recipe]: # Each once
+def each(runs  # A list of recipes, or a dict of such, of any depth
+        ) -> list[Recipe]:  # Each once
     "All recipes of a list"
     return list(dict.fromkeys(r for o in runs.values() for r in each(o))) if isinstance(runs, dict) else list(dict.fromkeys(runs))
 
-LEFT_OUT = ('svhn','emnist_letters','resisc45','patch_camelyon')   # sets of images of Tables 6 to 8 that could not be had
+LEFT_OUT = ('svhn', 'emnist_letters', 'resisc45', 'patch_camelyon')   # sets of images of Tables 6 to 8 that could not be had
 
-def left_out(r:Recipe)->bool:
+def left_out(r: Recipe) -> bool:
     "Does a path need images that could not be had?"
-    return any(t.dataset in LEFT_OUT for t,_ in getattr(r, 'path', ()))
+    return any(t.dataset in LEFT_OUT for t, _ in getattr(r, 'path', ()))
 
 # %% ../nbs/62_scorecard.ipynb #1c717dd8
 class Results:
     "A folder of published results, each file read once"
     def __init__(self,
-                 path=None, # As in `find_results`
-                 scale:str='laptop' # Of the results
-                ): self.path,self.scale,self._kept = find_results(path, get_scale(scale)),get_scale(scale),{}
+                 path=None,  # As in `find_results`
+                 scale: str = 'laptop'  # Of the results
+                ): self.path, self.scale, self._kept = find_results(path, get_scale(scale)), get_scale(scale), {}
 
     def kept(self, key, f):
         "`f()`, computed once"
         if key not in self._kept: self._kept[key] = f()
         return self._kept[key]
 
-    def lists(self, name): return self.kept(('lists',name), lambda: LISTS[check_choice('file', name, LISTS)](self.scale))
+    def lists(self, name): return self.kept(('lists', name), lambda: LISTS[check_choice('file', name, LISTS)](self.scale))
 
     def file(self, name):
         "A whole file"
-        f = self.path/f'{name}_{self.scale}.csv'
+        f = self.path / f'{name}_{self.scale}.csv'
         if not f.exists(): raise ReinitError(f'{f} is missing: run the experiment that writes it, or take the file from the repository')
-        return self.kept(('file',name), lambda: load_results(f).drop(columns='format'))
+        return self.kept(('file', name), lambda: load_results(f).drop(columns='format'))
 
     def rows(self, name, *parts):
         "The rows of a file that belong to its lists, or to some of them"
         runs = self.lists(name)
-        runs = {r.hash:r for r in each({k:runs[k] for k in parts or runs})}
+        runs = {r.hash: r for r in each({k: runs[k] for k in parts or runs})}
         d = self.file(name)
         d = d[d.recipe.isin(runs)]
         have = set(d.recipe)
-        lack = sum(h not in have and not left_out(r) for h,r in runs.items())   # a part of a list would be judged as if it were all
+        lack = sum(h not in have and not left_out(r) for h, r in runs.items())   # a part of a list would be judged as if it were all
         if lack: raise ReinitError(f'{name}_{self.scale}.csv lacks {lack:,} of {len(runs):,} runs of the recipes of today: run the experiment again')
         return d.reset_index(drop=True)
 
 # %% ../nbs/62_scorecard.ipynb #28dda85b
-def _labelled(module, file, part): # What `label` of a module makes of the rows of a list
+def _labelled(module, file, part):  # What `label` of a module makes of the rows of a list
     def f(res):
-        label,d = import_module(f'reinit_nb.{module}').label,res.rows(file, part)
-        return label(d, res.lists(file)[part]) if module in ('cnn','transfer') else label(d)
+        label, d = import_module(f'reinit_nb.{module}').label, res.rows(file, part)
+        return label(d, res.lists(file)[part]) if module in ('cnn', 'transfer') else label(d)
     return f
 
 def _pairs(res):
@@ -213,27 +226,27 @@ def _order(res):
 
 def _tradeoff(res):
     from reinit_nb.transfer import tradeoff
-    return tradeoff({k:res.part(k) for k in ('decays','rates','warm','longer') if res.lists('transfer')[k]})
+    return tradeoff({k: res.part(k) for k in ('decays', 'rates', 'warm', 'longer') if res.lists('transfer')[k]})
 
 # %% ../nbs/62_scorecard.ipynb #b1cdf0a3
-PARTS = {k:_labelled('cnn', 'reinit_cnn', k) for k in ('grid','budgets','ablations','settings')}
-PARTS |= {k:_labelled('transfer', 'transfer', k) for k in ('decays','rates','warm','longer','changes','samples')}
-PARTS |= {k:_labelled('waves', 'waves', k) for k in ('depths','arms','minima')}
+PARTS = {k: _labelled('cnn', 'reinit_cnn', k) for k in ('grid', 'budgets', 'ablations', 'settings')}
+PARTS |= {k: _labelled('transfer', 'transfer', k) for k in ('decays', 'rates', 'warm', 'longer', 'changes', 'samples')}
+PARTS |= {k: _labelled('waves', 'waves', k) for k in ('depths', 'arms', 'minima')}
 PARTS |= dict(table1=lambda res: res.rows('synthetic', 'table1'), table5=lambda res: res.rows('synthetic', 'table5'), frozen_decays=_labelled('stuck', 'frozen_decays', 'decays'),
               frozen_pairs=_pairs, order=_order, tradeoff=_tradeoff)
-PARTS |= {k:(lambda res, k=k: res.rows(k)) for k in ('freezing','freezing_landscape','frozen_sparse','waves_laws','waves_pictures','waves_bridge',*LOOKS)}
+PARTS |= {k: (lambda res, k=k: res.rows(k)) for k in ('freezing', 'freezing_landscape', 'frozen_sparse', 'waves_laws', 'waves_pictures', 'waves_bridge', *LOOKS)}
 
 @patch
-def part(self:Results, name:str)->pd.DataFrame: # For a function of `claims`
+def part(self: Results, name: str) -> pd.DataFrame:  # For a function of `claims`
     "Evidence for a claim"
-    return self.kept(('part',name), lambda: PARTS[check_choice('part', name, PARTS)](self))
+    return self.kept(('part', name), lambda: PARTS[check_choice('part', name, PARTS)](self))
 
 # %% ../nbs/62_scorecard.ipynb #772e30e4
 CLAIMS = {}   # id → function that takes `Results` and gives a `Verdict`
 
-def claim(f, # Function of `claims`, named as the claim
-          *parts:str, # Its evidence: names in `PARTS`
-          scale:bool=True # Does `f` take the scale?
+def claim(f,  # Function of `claims`, named as the claim
+          *parts: str,  # Its evidence: names in `PARTS`
+          scale: bool = True  # Does `f` take the scale?
          ):
     "Register how a claim is judged"
     for p in parts: check_choice('part', p, PARTS)
@@ -241,51 +254,70 @@ def claim(f, # Function of `claims`, named as the claim
     CLAIMS[f.__name__.upper()] = judge
 
 # %% ../nbs/62_scorecard.ipynb #482ec2b3
-claim(claims.r1, 'table1'); claim(claims.r2, 'table1'); claim(claims.r3, 'table5')
-claim(claims.r4, scale=False); claim(claims.r5, scale=False)
-claim(claims.r6, 'grid'); claim(claims.r7, 'budgets')
+claim(claims.r1, 'table1')
+claim(claims.r2, 'table1')
+claim(claims.r3, 'table5')
+claim(claims.r4, scale=False)
+claim(claims.r5, scale=False)
+claim(claims.r6, 'grid')
+claim(claims.r7, 'budgets')
 for f in (claims.r8, claims.r9, claims.r10): claim(f, 'grid')
-claim(claims.r11, 'ablations'); claim(claims.r12, 'settings'); claim(claims.r13, 'grid')
-claim(claims.z1, 'frozen_eigenvalues'); claim(claims.z2, 'frozen_flow')
-claim(claims.z3, 'frozen_decays'); claim(claims.z4, 'frozen_pairs'); claim(claims.z5, 'frozen_sparse')
-claim(claims.z6, 'decays', 'rates'); claim(claims.z7, 'changes'); claim(claims.z8, 'samples'); claim(claims.z9, 'tradeoff')
-claim(claims.z10, 'frozen_imagenet', scale=False); claim(claims.z11, 'warm')
+claim(claims.r11, 'ablations')
+claim(claims.r12, 'settings')
+claim(claims.r13, 'grid')
+claim(claims.z1, 'frozen_eigenvalues')
+claim(claims.z2, 'frozen_flow')
+claim(claims.z3, 'frozen_decays')
+claim(claims.z4, 'frozen_pairs')
+claim(claims.z5, 'frozen_sparse')
+claim(claims.z6, 'decays', 'rates')
+claim(claims.z7, 'changes')
+claim(claims.z8, 'samples')
+claim(claims.z9, 'tradeoff')
+claim(claims.z10, 'frozen_imagenet', scale=False)
+claim(claims.z11, 'warm')
 for f in (claims.c1, claims.c2, claims.c3, claims.c4, claims.c5, claims.c6, claims.c7, claims.c8, claims.c9): claim(f, 'freezing')
-claim(claims.c10, 'freezing_landscape'); claim(claims.c11, 'cover')
-claim(claims.f1, 'depths'); claim(claims.f2, 'order'); claim(claims.f3, 'arms'); claim(claims.f4, 'waves_laws')
-claim(claims.f5, 'waves_pictures'); claim(claims.f6, 'waves_pictures'); claim(claims.f7, 'minima')
+claim(claims.c10, 'freezing_landscape')
+claim(claims.c11, 'cover')
+claim(claims.f1, 'depths')
+claim(claims.f2, 'order')
+claim(claims.f3, 'arms')
+claim(claims.f4, 'waves_laws')
+claim(claims.f5, 'waves_pictures')
+claim(claims.f6, 'waves_pictures')
+claim(claims.f7, 'minima')
 
 # %% ../nbs/62_scorecard.ipynb #4627b486
-def verdict(id:str, # For example `R1`
-            path=None, # As in `find_results`; or `Results`, to read files once
-            scale:str='laptop' # Of the results
-           )->Verdict:
+def verdict(id: str,  # For example `R1`
+            path=None,  # As in `find_results`; or `Results`, to read files once
+            scale: str = 'laptop'  # Of the results
+           ) -> Verdict:
     "Judge one claim by what was recorded"
     res = path if isinstance(path, Results) else Results(path, scale)
     v = CLAIMS[check_choice('claim', id, CLAIMS)](res)
     return replace(v, claim=all_claims().set_index('id').claim[id])   # as it stands in the list; pages have a shorter wording
 
 # %% ../nbs/62_scorecard.ipynb #450a8d12
-COLUMNS = ('id','paper','short','claim','where','theirs','theirs_value','measure','value','lo','hi','unit','null','direction','n','counts','over','scale','verdict','measured','notebook')
+COLUMNS = ('id', 'paper', 'short', 'claim', 'where', 'theirs', 'theirs_value', 'measure', 'value', 'lo', 'hi', 'unit', 'null', 'direction', 'n', 'counts', 'over', 'scale', 'verdict', 'measured', 'notebook')
 
-def _row(c, v): # A claim and its verdict
+def _row(c, v):  # A claim and its verdict
     return c._asdict() | dict(verdict=v.verdict, measured=v.measured, n=v.n, scale=v.scale, measure=v.measure, unit=v.unit, theirs_value=theirs_for(c.marks, v.measure),
-                              **{k:np.nan if (x := getattr(v, k)) is None else x for k in ('value','lo','hi','null')})
+                              **{k: np.nan if (x := getattr(v, k)) is None else x for k in ('value', 'lo', 'hi', 'null')})
 
-def _judged(id, res, strict): # A claim without evidence stays open, and says why
+def _judged(id, res, strict):  # A claim without evidence stays open, and says why
     try: return verdict(id, res)
     except ReinitError as e:
         if strict: raise
         return Verdict(id, '', '➖', f'not judged: {e}', 0, res.scale)
 
 # %% ../nbs/62_scorecard.ipynb #f94c7fe5
-def table(path=None, # As in `find_results`
-          ids:Iterable[str]|None=None, # Some claims only
-          scale:str='laptop', # Of the results
-          strict:bool=False # Is a claim whose results are missing or outdated an error? Else it stays open, with n = 0
-         )->pd.DataFrame: # One row for each claim, columns `COLUMNS`
+def table(path=None,  # As in `find_results`
+          ids: Iterable[str] | None = None,  # Some claims only
+          scale: str = 'laptop',  # Of the results
+          strict: bool = False  # Is a claim whose results are missing or outdated an error? Else it stays open, with n = 0
+         ) -> pd.DataFrame:  # One row for each claim, columns `COLUMNS`
     "All claims with their numbers and verdicts"
-    res,t = Results(path, scale),all_claims()
+    res, t = Results(path, scale), all_claims()
     if ids is not None: t = t[t.id.isin([check_choice('claim', i, CLAIMS) for i in ids])]
     gc.freeze()   # statsmodels collects garbage in every call, which takes seconds where torch is loaded
     try: rows = [_row(c, _judged(c.id, res, strict)) for c in t.itertuples(index=False)]
@@ -293,200 +325,206 @@ def table(path=None, # As in `find_results`
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 # %% ../nbs/62_scorecard.ipynb #82e0ec80
-def _number(v, signed): # Three digits that matter
-    return f'{v:{"+" if signed else ""}.{max(0, min(2, 2-int(np.floor(np.log10(abs(v)))))) if v else 0}f}'.replace('-','−')
+def _number(v, signed):  # Three digits that matter
+    return f'{v:{"+" if signed else ""}.{max(0, min(2, 2-int(np.floor(np.log10(abs(v)))))) if v else 0}f}'.replace('-', '−')
 
-def amount(row # Of `table`
-          )->str:
+def amount(row  # Of `table`
+          ) -> str:
     "The effect with its interval and unit"
     if pd.isna(row.value): return 'no number' if row.n else 'not judged'
-    signed,glue = row.null==0,'' if row.unit in ('%','×') else ' '
+    signed, glue = row.null == 0, '' if row.unit in ('%', '×') else ' '
     span = '' if pd.isna(row.lo) else f' [{_number(row.lo, signed)}, {_number(row.hi, signed)}]'
     return f'{_number(row.value, signed)}{span}{glue}{row.unit}'
 
-def effect(row # Of `table`
-          )->str:
+def effect(row  # Of `table`
+          ) -> str:
     "What was measured, and how much it is"
     return f'{row.measure}: {amount(row)}' if row.measure else amount(row)
 
-def counted(row # Of `table`
-           )->str:
+def counted(row  # Of `table`
+           ) -> str:
     "How many of what, and what the interval is over if it is something else"
-    what = row.counts.removesuffix('s') if row.n==1 else row.counts
+    what = row.counts.removesuffix('s') if row.n == 1 else row.counts
     return f'{row.n:,} {what}' + (f', interval over {row.over}' if row.over and pd.notna(row.lo) else '') if row.n else ''
 
-def theirs(row # Of `table`
-          )->str: # Empty if the paper has none
+def theirs(row  # Of `table`
+          ) -> str:  # Empty if the paper has none
     "The paper's number for the same"
-    return '' if pd.isna(row.theirs_value) else f'{row.theirs_value:{"+" if row.null==0 else ""}g}'.replace('-','−')
+    return '' if pd.isna(row.theirs_value) else f'{row.theirs_value:{"+" if row.null==0 else ""}g}'.replace('-', '−')
 
 # %% ../nbs/62_scorecard.ipynb #fb6ddd51
 TITLES = dict(reinit='Reinitialization', frozen='Mutually frozen weights', freezing='Freezing and separability', fourier='Initialization and spectra')
 
-WORDS = {'✅':'holds', '❌':'does not hold', '➖':'undecided'}
+WORDS = {'✅': 'holds', '❌': 'does not hold', '➖': 'undecided'}
 
 def _cell(text): return text.replace('|', r'\|')   # a bar would end the cell
 
-def _line(r, base): # A row of the table in Markdown
+def _line(r, base):  # A row of the table in Markdown
     return f'| [{r.id}]({base}{r.notebook}) | {_cell(r.claim)} | {r.verdict} {WORDS[r.verdict]} | {_cell(effect(r))} | {theirs(r)} | {r["where"]} | {counted(r)} | {r["scale"]} |'
 
-def markdown(df:pd.DataFrame, # From `table`
-             base:str='' # Put before the paths of notebooks
-            )->str:
+def markdown(df: pd.DataFrame,  # From `table`
+             base: str = ''  # Put before the paths of notebooks
+            ) -> str:
     "The table by paper, with links to the experiments"
     head = '| | claim | verdict | effect that decides [95%] | paper | where | n | scale |\n|---|---|---|---|---|---|---|---|'
-    return '\n\n'.join(f'### {TITLES[k]}\n\n*{PAPERS[k]}*\n\n{head}\n' + '\n'.join(_line(r, base) for _,r in g.iterrows()) for k,g in df.groupby('paper', sort=False))
+    return '\n\n'.join(f'### {TITLES[k]}\n\n*{PAPERS[k]}*\n\n{head}\n' + '\n'.join(_line(r, base) for _, r in g.iterrows()) for k, g in df.groupby('paper', sort=False))
 
 # %% ../nbs/62_scorecard.ipynb #5e450072
-def counts(df:pd.DataFrame # From `table`
-          )->pd.DataFrame: # One row for each paper, one column for each verdict
+def counts(df: pd.DataFrame  # From `table`
+          ) -> pd.DataFrame:  # One row for each paper, one column for each verdict
     "How many claims of each paper hold, fail and stay open"
-    return df.groupby(['paper','verdict'], sort=False).size().unstack(fill_value=0).reindex(columns=list(VERDICTS), fill_value=0)
+    return df.groupby(['paper', 'verdict'], sort=False).size().unstack(fill_value=0).reindex(columns=list(VERDICTS), fill_value=0)
 
-def headline(df:pd.DataFrame # From `table`
-            )->str:
+def headline(df: pd.DataFrame  # From `table`
+            ) -> str:
     "The outcome in a sentence"
     say = lambda o: ', '.join(f'{int(o[k])} {k}' for k in VERDICTS)
-    t,none = counts(df),int((df.n==0).sum())
-    return f'{len(df)} claims: {say(t.sum())}' + (f', {none} of them not judged for want of results' if none else '') + (' (' + '; '.join(f'{TITLES[k]} {say(o)}' for k,o in t.iterrows()) + ')' if len(t)>1 else '')
+    t, none = counts(df), int((df.n == 0).sum())
+    return f'{len(df)} claims: {say(t.sum())}' + (f', {none} of them not judged for want of results' if none else '') + (' (' + '; '.join(f'{TITLES[k]} {say(o)}' for k, o in t.iterrows()) + ')' if len(t) > 1 else '')
 
 # %% ../nbs/62_scorecard.ipynb #a62f000b
-_KEPT = Path(claims.__file__).parent/'data'/'scorecard.csv'
+_KEPT = Path(claims.__file__).parent / 'data' / 'scorecard.csv'
 
-def keep(path=None, # As in `find_results`
-         out=_KEPT, # CSV file
-         strict:bool=True # As in `table`
-        )->Path: # The file
+def keep(path=None,  # As in `find_results`
+         out=_KEPT,  # CSV file
+         strict: bool = True  # As in `table`
+        ) -> Path:  # The file
     "Write the judged table into the package"
     res = Results(path)
     date = max(str(load_results(f)['date'].max())[:10] for f in sorted(res.path.glob('*_laptop.csv')))
     return atomic_write(Path(out), table(res.path, strict=strict).assign(date=date).to_csv(index=False, float_format='%.6g', lineterminator='\n'))
 
-def kept(ids:Iterable[str]|None=None # Some claims only
-        )->pd.DataFrame: # As `table`, and the date of the newest run
+def kept(ids: Iterable[str] | None = None  # Some claims only
+        ) -> pd.DataFrame:  # As `table`, and the date of the newest run
     "The judged table that comes with the package"
     t = paper_table('scorecard')
-    t = t.fillna({k:'' for k in t if not pd.api.types.is_numeric_dtype(t[k])})
+    t = t.fillna({k: '' for k in t if not pd.api.types.is_numeric_dtype(t[k])})
     return t if ids is None else t[t.id.isin([check_choice('claim', i, CLAIMS) for i in ids])].reset_index(drop=True)
 
 # %% ../nbs/62_scorecard.ipynb #10561dc4
-def support(df:pd.DataFrame # From `table`
-           )->pd.DataFrame: # With columns at, left, right and theirs_at, in half widths; not a number where there is no interval
+def support(df: pd.DataFrame  # From `table`
+           ) -> pd.DataFrame:  # With columns at, left, right and theirs_at, in half widths; not a number where there is no interval
     "How far each effect is from the value that divides for from against"
-    sign,half = np.where(df.direction=='+', 1, -1),(df.hi-df.lo)/2
-    def at(v): return sign*(v-df.null)/half.where(half>0)
+    sign, half = np.where(df.direction == '+', 1, -1), (df.hi - df.lo) / 2
+    def at(v): return sign * (v - df.null) / half.where(half > 0)
     ends = pd.concat([at(df.lo), at(df.hi)], axis=1)
     return df.assign(at=at(df.value), left=ends.min(axis=1), right=ends.max(axis=1), theirs_at=at(df.theirs_value))
 
 # %% ../nbs/62_scorecard.ipynb #dd49609d
-STYLE = {'✅':('holds','o','#0072B2'), '❌':('does not hold','X','#D55E00'), '➖':('undecided','s','#7F7F7F')}   # colors that most eyes tell apart
+STYLE = {'✅': ('holds', 'o', '#0072B2'), '❌': ('does not hold', 'X', '#D55E00'), '➖': ('undecided', 's', '#7F7F7F')}   # colors that most eyes tell apart
 FAR = 60.   # what is beyond is drawn at the edge
 
-def _dot(ax, y, r): # One claim
-    name,marker,color = STYLE[r.verdict]
-    kw = dict(marker=marker, color=color, mfc='white' if name=='undecided' else color, mec=color, ms=6.5, mew=1.4, zorder=3, ls='')
-    for x,text in ((1.01,theirs(r)), (1.1,amount(r))): ax.text(x, y, text, transform=ax.get_yaxis_transform(), va='center', fontsize=7.5, color='#222222')
+def _dot(ax, y, r):  # One claim
+    name, marker, color = STYLE[r.verdict]
+    kw = dict(marker=marker, color=color, mfc='white' if name == 'undecided' else color, mec=color, ms=6.5, mew=1.4, zorder=3, ls='')
+    for x, text in ((1.01, theirs(r)), (1.1, amount(r))): ax.text(x, y, text, transform=ax.get_yaxis_transform(), va='center', fontsize=7.5, color='#222222')
     if pd.isna(r['at']):
-        ax.plot(0, y, **kw | dict(alpha=.4)); ax.annotate('not on this scale', (0,y), (9,0), textcoords='offset points', va='center', fontsize=7, color='#666666', style='italic'); return
-    ax.plot(np.clip([r.left, r.right], -FAR, FAR), [y,y], color=color, lw=1.6, zorder=2, solid_capstyle='butt')
+        ax.plot(0, y, **kw | dict(alpha=.4))
+        ax.annotate('not on this scale', (0, y), (9, 0), textcoords='offset points', va='center', fontsize=7, color='#666666', style='italic')
+        return
+    ax.plot(np.clip([r.left, r.right], -FAR, FAR), [y, y], color=color, lw=1.6, zorder=2, solid_capstyle='butt')
     ax.plot(np.clip(r['at'], -FAR, FAR), y, **kw)
     if pd.notna(r.theirs_at): ax.plot(np.clip(r.theirs_at, -FAR, FAR), y, '|', color='black', ms=11, mew=1.8, zorder=4)
 
 # %% ../nbs/62_scorecard.ipynb #f1edf5b7
-def _panel(ax, key, g): # One paper
-    ax.axvspan(-1, 1, color='#F0F0F0', lw=0, zorder=0); ax.axvline(0, color='#999999', lw=.8, zorder=1)
-    for y,(_,r) in enumerate(g.iterrows()): _dot(ax, y, r)
-    ax.set(ylim=(len(g)-.4,-.6), xlim=(-FAR*1.25,FAR*1.25))
+def _panel(ax, key, g):  # One paper
+    ax.axvspan(-1, 1, color='#F0F0F0', lw=0, zorder=0)
+    ax.axvline(0, color='#999999', lw=.8, zorder=1)
+    for y, (_, r) in enumerate(g.iterrows()): _dot(ax, y, r)
+    ax.set(ylim=(len(g) - .4, -.6), xlim=(-FAR * 1.25, FAR * 1.25))
     ax.set_xscale('asinh', linear_width=1.)
     ax.set_yticks(range(len(g)), [f'{r.short}  {r.id:>3}' for r in g.itertuples()], fontsize=8)
-    ax.set_xticks(t := [-30,-10,-3,-1,0,1,3,10,30], [f'{v:g}'.replace('-','−') for v in t], fontsize=7.5); ax.minorticks_off()
-    ax.tick_params(length=0); ax.grid(axis='y', color='#EEEEEE', lw=.6, zorder=0); ax.set_axisbelow(True)
-    for o in ('top','right','left'): ax.spines[o].set_visible(False)
+    ax.set_xticks(t := [-30, -10, -3, -1, 0, 1, 3, 10, 30], [f'{v:g}'.replace('-', '−') for v in t], fontsize=7.5)
+    ax.minorticks_off()
+    ax.tick_params(length=0)
+    ax.grid(axis='y', color='#EEEEEE', lw=.6, zorder=0)
+    ax.set_axisbelow(True)
+    for o in ('top', 'right', 'left'): ax.spines[o].set_visible(False)
     n = g.verdict.value_counts()
     ax.set_title(f'{TITLES[key]}: ' + ', '.join(f'{n.get(k, 0)} {STYLE[k][0]}' for k in VERDICTS), loc='left', fontsize=9.5, fontweight='bold')
 
 # %% ../nbs/62_scorecard.ipynb #e601240a
-def plot_claims(df:pd.DataFrame # From `table`
-               ): # Axes, one for each paper
+def plot_claims(df: pd.DataFrame  # From `table`
+               ):  # Axes, one for each paper
     "All claims with effect, interval, the paper's number and verdict"
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
     s = support(df)
     groups = list(s.groupby('paper', sort=False))
-    fig,axs = plt.subplots(len(groups), 1, figsize=(10.5,1.6+.5*len(groups)+.245*len(s)), height_ratios=[len(g)+.6 for _,g in groups], layout='constrained', squeeze=False)
-    for ax,(k,g) in zip(axs.flat, groups): _panel(ax, k, g)
+    fig, axs = plt.subplots(len(groups), 1, figsize=(10.5, 1.6 + .5 * len(groups) + .245 * len(s)), height_ratios=[len(g) + .6 for _, g in groups], layout='constrained', squeeze=False)
+    for ax, (k, g) in zip(axs.flat, groups): _panel(ax, k, g)
     axs.flat[-1].set_xlabel('← against the claim      distance from the dividing value, in half widths of the 95% interval      for the claim →', fontsize=8.5)
-    marks = [Line2D([], [], marker=m, color=c, mfc='white' if n=='undecided' else c, ls='-', lw=1.6, ms=6.5, mew=1.4, label=n) for n,m,c in STYLE.values()]
+    marks = [Line2D([], [], marker=m, color=c, mfc='white' if n == 'undecided' else c, ls='-', lw=1.6, ms=6.5, mew=1.4, label=n) for n, m, c in STYLE.values()]
     fig.legend(handles=[*marks, Line2D([], [], marker='|', color='black', ls='', ms=11, mew=1.8, label="the paper's number")], loc='outside upper right', ncols=4, frameon=False, fontsize=8.5)
-    for x,text in ((1.01,"paper's"), (1.1,'ours [95%]')): axs.flat[0].text(x, -1.05, text, transform=axs.flat[0].get_yaxis_transform(), va='center', fontsize=7.5, color='#666666')
-    return axs[:,0]
+    for x, text in ((1.01, "paper's"), (1.1, 'ours [95%]')): axs.flat[0].text(x, -1.05, text, transform=axs.flat[0].get_yaxis_transform(), va='center', fontsize=7.5, color='#666666')
+    return axs[:, 0]
 
 # %% ../nbs/62_scorecard.ipynb #c52d7296
-def stale(path=None, # As in `find_results`
-          scale:str='laptop' # Of the results
-         )->pd.DataFrame: # One row for each file: recipes, recorded, left_out, missing, unknown, date, stale
+def stale(path=None,  # As in `find_results`
+          scale: str = 'laptop'  # Of the results
+         ) -> pd.DataFrame:  # One row for each file: recipes, recorded, left_out, missing, unknown, date, stale
     "Which results are older than their recipes"
-    res,rows = Results(path, scale),[]
+    res, rows = Results(path, scale), []
     for name in LISTS:
-        want,d = {r.hash:r for r in each(res.lists(name))},res.file(name)
+        want, d = {r.hash: r for r in each(res.lists(name))}, res.file(name)
         have = set(d.recipe)
-        lack = [r for h,r in want.items() if h not in have]
+        lack = [r for h, r in want.items() if h not in have]
         out = [r for r in lack if left_out(r)]
-        rows.append(dict(file=name, recipes=len(want), recorded=len(have & set(want)), left_out=len(out), missing=len(lack)-len(out), unknown=len(have-set(want)), date=str(d['date'].max())[:10]))
+        rows.append(dict(file=name, recipes=len(want), recorded=len(have & set(want)), left_out=len(out), missing=len(lack) - len(out), unknown=len(have - set(want)), date=str(d['date'].max())[:10]))
     t = pd.DataFrame(rows)
-    return t.assign(stale=(t.missing+t.unknown)>0)
+    return t.assign(stale=(t.missing + t.unknown) > 0)
 
 # %% ../nbs/62_scorecard.ipynb #3a184879
 class _Rows(HTMLParser):
     "The cells of every row of every table"
-    def __init__(self, html): super().__init__(); self.rows,self.cell = [],None; self.feed(html)
+    def __init__(self, html): super().__init__(); self.rows, self.cell = [], None; self.feed(html)
     def handle_starttag(self, tag, attrs):
-        if tag=='tr': self.rows.append([])
-        if tag in ('td','th'): self.cell = ''
+        if tag == 'tr': self.rows.append([])
+        if tag in ('td', 'th'): self.cell = ''
     def handle_data(self, data):
         if self.cell is not None: self.cell += data
     def handle_endtag(self, tag):
-        if tag in ('td','th') and self.rows and self.cell is not None: self.rows[-1].append(self.cell.strip()); self.cell = None
+        if tag in ('td', 'th') and self.rows and self.cell is not None: self.rows[-1].append(self.cell.strip()); self.cell = None
 
-_ID,_SIGN = r'([RZCF]\d{1,2})',f'([{"".join(VERDICTS)}])'
+_ID, _SIGN = r'([RZCF]\d{1,2})', f'([{"".join(VERDICTS)}])'
 
 _WORD = f'(?: (?:{"|".join(WORDS.values())}))?'   # what may stand beside a sign
 
-def _told(out): # (id, verdict, the line that shows its effect or nothing) in one output of a cell
-    data = {k:''.join(v) for k,v in out.get('data', {}).items() if k in ('text/html','text/markdown')}
+def _told(out):  # (id, verdict, the line that shows its effect or nothing) in one output of a cell
+    data = {k: ''.join(v) for k, v in out.get('data', {}).items() if k in ('text/html', 'text/markdown')}
     for cells in _Rows(data.get('text/html', '')).rows:
-        ids,signs = [c for c in cells if re.fullmatch(_ID, c)],[c[0] for c in cells if re.fullmatch(_SIGN+_WORD, c)]
-        if len(ids)==len(signs)==1: yield ids[0],signs[0],''
-    text,md = ''.join(out.get('text', '')),data.get('text/markdown', '')
+        ids, signs = [c for c in cells if re.fullmatch(_ID, c)], [c[0] for c in cells if re.fullmatch(_SIGN + _WORD, c)]
+        if len(ids) == len(signs) == 1: yield ids[0], signs[0], ''
+    text, md = ''.join(out.get('text', '')), data.get('text/markdown', '')
     if 'smoke run' not in text:
-        for m in re.finditer(rf'(?m)^( *){_SIGN}{_WORD} +{_ID} .*$', text): yield m[3],m[2],m[0] if m[1] else ''   # lines of `reinit_claims` are indented
-    for i,v in re.findall(rf'\*\*{_ID} {_SIGN}\*\*', md): yield i,v,''
-    for m in re.finditer(rf'(?m)^\| \[{_ID}\]\([^)]*\) \|.*?\| {_SIGN}{_WORD} \|.*$', md): yield m[1],m[2],m[0]
+        for m in re.finditer(rf'(?m)^( *){_SIGN}{_WORD} +{_ID} .*$', text): yield m[3], m[2], m[0] if m[1] else ''   # lines of `reinit_claims` are indented
+    for i, v in re.findall(rf'\*\*{_ID} {_SIGN}\*\*', md): yield i, v, ''
+    for m in re.finditer(rf'(?m)^\| \[{_ID}\]\([^)]*\) \|.*?\| {_SIGN}{_WORD} \|.*$', md): yield m[1], m[2], m[0]
 
 # %% ../nbs/62_scorecard.ipynb #63f3fb1a
 _MADE_UP = ('60_claims.ipynb',)   # examples
 
-def on_pages(folder=None # With notebooks, at any depth; default: those of the repository
-            )->pd.DataFrame: # notebook, id, verdict, shown: each once
+def on_pages(folder=None  # With notebooks, at any depth; default: those of the repository
+            ) -> pd.DataFrame:  # notebook, id, verdict, shown: each once
     "The verdicts in the outputs of notebooks"
-    folder,rows = find_results().parent/'nbs' if folder is None else Path(folder),[]
+    folder, rows = find_results().parent / 'nbs' if folder is None else Path(folder), []
     for f in sorted(folder.rglob('*.ipynb')):
         name = f.relative_to(folder)
         if f.name in _MADE_UP or any(p[0] in '._' for p in name.parts): continue
         cells = json.loads(f.read_text(encoding='utf-8'))['cells']
-        rows += [(name.as_posix(),*o) for c in cells for out in c.get('outputs', []) for o in _told(out)]
-    return pd.DataFrame(rows, columns=['notebook','id','verdict','shown']).drop_duplicates(ignore_index=True)
+        rows += [(name.as_posix(), *o) for c in cells for out in c.get('outputs', []) for o in _told(out)]
+    return pd.DataFrame(rows, columns=['notebook', 'id', 'verdict', 'shown']).drop_duplicates(ignore_index=True)
 
 # %% ../nbs/62_scorecard.ipynb #a62f000d
-def differ(df:pd.DataFrame, # From `table`
-           pages:pd.DataFrame|None=None # From `on_pages`
-          )->pd.DataFrame: # id, verdict, notebook, page: who says something else about a claim, and whose own page says nothing
+def differ(df: pd.DataFrame,  # From `table`
+           pages: pd.DataFrame | None = None  # From `on_pages`
+          ) -> pd.DataFrame:  # id, verdict, notebook, page: who says something else about a claim, and whose own page says nothing
     "Where the pages and the results disagree"
-    pages,known = on_pages() if pages is None else pages,{r.id:r for _,r in df.iterrows()}
+    pages, known = on_pages() if pages is None else pages, {r.id: r for _, r in df.iterrows()}
     told = set(zip(pages.notebook, pages.id))
-    rows = [(r.id, r.verdict, r.notebook, 'nothing') for r in known.values() if (r.notebook,r.id) not in told]
+    rows = [(r.id, r.verdict, r.notebook, 'nothing') for r in known.values() if (r.notebook, r.id) not in told]
     for o in pages[pages.id.isin(known)].itertuples():
         r = known[o.id]
-        if o.verdict!=r.verdict: rows.append((o.id, r.verdict, o.notebook, o.verdict))
+        if o.verdict != r.verdict: rows.append((o.id, r.verdict, o.notebook, o.verdict))
         elif o.shown and amount(r) not in o.shown: rows.append((o.id, r.verdict, o.notebook, f'not {amount(r)}'))
-    return pd.DataFrame(rows, columns=['id','verdict','notebook','page'])
+    return pd.DataFrame(rows, columns=['id', 'verdict', 'notebook', 'page'])

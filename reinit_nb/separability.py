@@ -8,97 +8,102 @@ __all__ = ['PENALTIES', 'LOSSES', 'POOLS', 'MEASURES', 'GDV_ROWS', 'Moments', 'm
            'SeparabilityCallback', 'plot_training']
 
 # %% ../nbs/21_separability.ipynb #fb28d978
-import inspect,random,warnings
-from collections.abc import Callable,Iterable,Sequence
+import inspect
+import random
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
 from fastcore.basics import patch
 from fastcore.meta import delegates
-from torch import Tensor,nn
+from torch import Tensor, nn
 from torch.nn import functional as F
-from .core import ReinitError,Streams,check_choice,check_number,unknown
+
+from .core import ReinitError, Streams, check_choice, check_number, unknown
 
 # %% ../nbs/21_separability.ipynb #8ce6919d
 class Moments:
     "R of the QR decomposition of [1, H, Y], for rows that come in batches"
     def __init__(self,
-                 d:int # Features
+                 d: int  # Features
                 ):
-        self.d,self.n,self.waiting = check_number('d', d, 1, integer=True),0,[]
-        self.counts,self.R = torch.zeros(0, dtype=torch.long),torch.zeros(0, 1+d, dtype=torch.float64)
+        self.d, self.n, self.waiting = check_number('d', d, 1, integer=True), 0, []
+        self.counts, self.R = torch.zeros(0, dtype=torch.long), torch.zeros(0, 1 + d, dtype=torch.float64)
     @property
-    def C(self)->int: return len(self.counts)   # Classes so far
+    def C(self) -> int: return len(self.counts)   # Classes so far
 
-    def add(self, h:Tensor, y:Tensor)->'Moments':
+    def add(self, h: Tensor, y: Tensor) -> 'Moments':
         "Take the rows `h` with labels `y`"
         if not len(y): return self
         seen = torch.bincount(y)
         C = max(self.C, len(seen))
-        self.counts = F.pad(self.counts, (0, C-self.C)) + F.pad(seen, (0, C-len(seen)))
-        self.waiting.append((h, y)); self.n += len(y)
+        self.counts = F.pad(self.counts, (0, C - self.C)) + F.pad(seen, (0, C - len(seen)))
+        self.waiting.append((h, y))
+        self.n += len(y)
         # decompositions of few rows at a time would be slow, of many rows would need memory
-        if sum(len(y) for _,y in self.waiting)>=max(self.d, min(16*self.d, 2**22//self.d)): self.settle()
+        if sum(len(y) for _, y in self.waiting) >= max(self.d, min(16 * self.d, 2**22 // self.d)): self.settle()
         return self
 
 # %% ../nbs/21_separability.ipynb #212cde05
 def _triangle(Rs, width):
     "One R out of several, or of rows; columns that are missing on the right are zero"
-    return torch.linalg.qr(torch.cat([F.pad(R, (0, width-R.shape[1])) for R in Rs]), mode='r')[1]
+    return torch.linalg.qr(torch.cat([F.pad(R, (0, width - R.shape[1])) for R in Rs]), mode='r')[1]
 
 # %% ../nbs/21_separability.ipynb #a1936274
 @patch
-def settle(self:Moments)->Moments: # The same, with no rows waiting
+def settle(self: Moments) -> Moments:  # The same, with no rows waiting
     "Bring R up to date"
     if self.waiting:
-        h,y = map(torch.cat, zip(*self.waiting))
+        h, y = map(torch.cat, zip(*self.waiting))
         self.waiting = []
-        self.R = _triangle([self.R, torch.cat([torch.ones(len(y), 1), h, F.one_hot(y, self.C)], 1).double()], 1+self.d+self.C)
+        self.R = _triangle([self.R, torch.cat([torch.ones(len(y), 1), h, F.one_hot(y, self.C)], 1).double()], 1 + self.d + self.C)
     return self
 
 # %% ../nbs/21_separability.ipynb #2e6432df
-def merge(ms:Sequence[Moments] # Of different rows and the same features
-         )->Moments: # Of all rows
+def merge(ms: Sequence[Moments]  # Of different rows and the same features
+         ) -> Moments:  # Of all rows
     "The moments of several parts together"
-    new,C = Moments(ms[0].d),max(m.C for m in ms)
-    new.n,new.counts = sum(m.n for m in ms),sum(F.pad(m.counts, (0, C-m.C)) for m in ms)
-    new.R = _triangle([m.settle().R for m in ms], 1+new.d+C)
+    new, C = Moments(ms[0].d), max(m.C for m in ms)
+    new.n, new.counts = sum(m.n for m in ms), sum(F.pad(m.counts, (0, C - m.C)) for m in ms)
+    new.R = _triangle([m.settle().R for m in ms], 1 + new.d + C)
     return new
 
 # %% ../nbs/21_separability.ipynb #5537a7fb
 class Readout(NamedTuple):
     "A linear readout of features: scores h·W + b"
-    W:Tensor # Features × classes
-    b:Tensor # −∞ for classes that were not there
-    penalty:float=0.
+    W: Tensor  # Features × classes
+    b: Tensor  # −∞ for classes that were not there
+    penalty: float = 0.
 
-    def hits(self, h:Tensor, y:Tensor)->int: return int(((h.double()@self.W+self.b).argmax(1)==y).sum())
+    def hits(self, h: Tensor, y: Tensor) -> int: return int(((h.double() @ self.W + self.b).argmax(1) == y).sum())
 
 # %% ../nbs/21_separability.ipynb #2bf6d7d2
 class _Solver:
     "Ridge solutions of one `Moments` for any penalty"
     def __init__(self, m, intercept=False):
-        R,d = m.settle().R,m.d
-        rows = R[1:1+d] if intercept else R[:1+d]
-        self.U,self.s,self.V = torch.linalg.svd(rows[:,1:1+d], full_matrices=False)
-        self.Y,self.mean,self.absent = self.U.T@rows[:,1+d:],R[0]/R[0,0] if intercept else None,m.counts==0
-        self.keep = self.s>torch.finfo(torch.float64).eps*max(m.n, d)*self.s.max()
+        R, d = m.settle().R, m.d
+        rows = R[1:1 + d] if intercept else R[:1 + d]
+        self.U, self.s, self.V = torch.linalg.svd(rows[:, 1:1 + d], full_matrices=False)
+        self.Y, self.mean, self.absent = self.U.T @ rows[:, 1 + d:], R[0] / R[0, 0] if intercept else None, m.counts == 0
+        self.keep = self.s > torch.finfo(torch.float64).eps * max(m.n, d) * self.s.max()
         self.rank = int(self.keep.sum())
 
     def __call__(self, penalty=0.):
-        f = torch.where(self.keep, self.s/(self.s**2+penalty), 0.)
-        W,d = self.V.T@(f[:,None]*self.Y),self.V.shape[1]
-        b = torch.zeros(W.shape[1], dtype=W.dtype) if self.mean is None else self.mean[1+d:]-self.mean[1:1+d]@W
+        f = torch.where(self.keep, self.s / (self.s**2 + penalty), 0.)
+        W, d = self.V.T @ (f[:, None] * self.Y), self.V.shape[1]
+        b = torch.zeros(W.shape[1], dtype=W.dtype) if self.mean is None else self.mean[1 + d:] - self.mean[1:1 + d] @ W
         return Readout(W, b.masked_fill(self.absent, -torch.inf), float(penalty))
 
 # %% ../nbs/21_separability.ipynb #16195783
-def solve(m:Moments, # Of features and labels
-          penalty:float=0., # λ; 0: least squares, the solution of smallest norm
-          intercept:bool=False # With an intercept?
-         )->Readout:
+def solve(m: Moments,  # Of features and labels
+          penalty: float = 0.,  # λ; 0: least squares, the solution of smallest norm
+          intercept: bool = False  # With an intercept?
+         ) -> Readout:
     "Least squares or ridge from features to one-hot labels"
     return _Solver(m, intercept)(check_number('penalty', penalty, 0))
 
@@ -109,118 +114,125 @@ PENALTIES = tuple(10.**k for k in range(-8, 3))   # times the mean square of the
 def _error(m, r):
     "Squared error of a readout on the rows of `m`"
     M = torch.cat([-r.b.masked_fill(r.b.isinf(), 0)[None], -r.W])
-    M = torch.cat([F.pad(M, (0, m.C-M.shape[1])), torch.eye(m.C, dtype=M.dtype)])   # classes that the others have not seen get 0
-    return float((F.pad(m.settle().R, (0, M.shape[0]-m.R.shape[1]))@M).square().sum())
+    M = torch.cat([F.pad(M, (0, m.C - M.shape[1])), torch.eye(m.C, dtype=M.dtype)])   # classes that the others have not seen get 0
+    return float((F.pad(m.settle().R, (0, M.shape[0] - m.R.shape[1])) @ M).square().sum())
 
 # %% ../nbs/21_separability.ipynb #073c73d9
-def cross_validate(folds:Sequence[Moments], # One for each part of the rows
-                   penalties:Sequence[float]|None=None, # To choose from; default: `PENALTIES`, scaled
-                   intercept:bool=False # With an intercept?
-                  )->pd.DataFrame: # Columns penalty, error (mean square per example)
+def cross_validate(folds: Sequence[Moments],  # One for each part of the rows
+                   penalties: Sequence[float] | None = None,  # To choose from; default: `PENALTIES`, scaled
+                   intercept: bool = False  # With an intercept?
+                  ) -> pd.DataFrame:  # Columns penalty, error (mean square per example)
     "The error of ridge on rows that were left out, for each penalty"
-    if len(folds)<2: raise ReinitError(f'folds: there are {len(folds)}, and cross-validation needs 2 or more')
-    total,C = merge(folds),max(m.C for m in folds)
-    if penalties is None: penalties = np.array(PENALTIES)*float(total.R[:,1:1+total.d].square().sum()/total.d)
+    if len(folds) < 2: raise ReinitError(f'folds: there are {len(folds)}, and cross-validation needs 2 or more')
+    total, C = merge(folds), max(m.C for m in folds)
+    if penalties is None: penalties = np.array(PENALTIES) * float(total.R[:, 1:1 + total.d].square().sum() / total.d)
     penalties = [check_number('penalty', float(p), 0) for p in penalties]
     errors = np.zeros(len(penalties))
-    for k,m in enumerate(folds):
-        s,part = _Solver(merge([*folds[:k],*folds[k+1:]]), intercept),merge([m])
-        part.counts = F.pad(part.counts, (0, C-part.C)); part.R = F.pad(part.R, (0, 1+m.d+C-part.R.shape[1]))
+    for k, m in enumerate(folds):
+        s, part = _Solver(merge([*folds[:k], *folds[k + 1:]]), intercept), merge([m])
+        part.counts = F.pad(part.counts, (0, C - part.C))
+        part.R = F.pad(part.R, (0, 1 + m.d + C - part.R.shape[1]))
         errors += [_error(part, s(p)) for p in penalties]
-    return pd.DataFrame(dict(penalty=penalties, error=errors/total.n))
+    return pd.DataFrame(dict(penalty=penalties, error=errors / total.n))
 
 # %% ../nbs/21_separability.ipynb #344c2030
-def fisher(m:Moments # Of features and labels
-          )->float: # From 0; infinite if some direction tells classes apart without error
+def fisher(m: Moments  # Of features and labels
+          ) -> float:  # From 0; infinite if some direction tells classes apart without error
     "Fisher's criterion, tr(S_w⁻¹ S_b)"
-    d,here = m.d,m.settle().counts>0
-    rows = m.R[1:1+d]
-    U,s,_ = torch.linalg.svd(rows[:,1:1+d], full_matrices=False)
-    U = U[:, s>torch.finfo(torch.float64).eps*max(m.n, d)*torch.linalg.matrix_norm(m.R[:,1:1+d])]
+    d, here = m.d, m.settle().counts > 0
+    rows = m.R[1:1 + d]
+    U, s, _ = torch.linalg.svd(rows[:, 1:1 + d], full_matrices=False)
+    U = U[:, s > torch.finfo(torch.float64).eps * max(m.n, d) * torch.linalg.matrix_norm(m.R[:, 1:1 + d])]
     if not U.shape[1]: return 0.   # nothing but constants
-    rho = torch.linalg.svdvals(U.T@rows[:,1+d:][:,here]/m.counts[here].double().sqrt())**2
-    return float((rho/(1-rho)).sum()) if (1-rho>1e-10).all() else float('inf')
+    rho = torch.linalg.svdvals(U.T @ rows[:, 1 + d:][:, here] / m.counts[here].double().sqrt())**2
+    return float((rho / (1 - rho)).sum()) if (1 - rho > 1e-10).all() else float('inf')
 
 # %% ../nbs/21_separability.ipynb #7dfa8fc4
-def gdv(h:Tensor, # Features, a row per example
-        y:Tensor # Labels
-       )->float: # About −1 for perfect clusters, 0 for none; not a number with fewer than two classes of two examples
+def gdv(h: Tensor,  # Features, a row per example
+        y: Tensor  # Labels
+       ) -> float:  # About −1 for perfect clusters, 0 for none; not a number with fewer than two classes of two examples
     "The generalized discrimination value of Schilling et al."
     h = h.double()
-    sd,big = h.std(0, correction=0),h.abs().amax(0)
-    live = sd>1e-12*big
-    z = .5*(h-h.mean(0))[:,live]/sd[live]
+    sd, big = h.std(0, correction=0), h.abs().amax(0)
+    live = sd > 1e-12 * big
+    z = .5 * (h - h.mean(0))[:, live] / sd[live]
     Y = F.one_hot(y).double()
-    Y = Y[:,Y.sum(0)>1]
-    n,L = Y.sum(0),Y.shape[1]
-    if L<2 or not live.any(): return float('nan')
-    S = Y.T@torch.cdist(z, z, compute_mode='donot_use_mm_for_euclid_dist')@Y
-    within,between = S.diag()/(n*(n-1)),S/(n[:,None]*n)
-    return float((within.mean()-(between.sum()-between.trace())/(L*(L-1)))/z.shape[1]**.5)
+    Y = Y[:, Y.sum(0) > 1]
+    n, L = Y.sum(0), Y.shape[1]
+    if L < 2 or not live.any(): return float('nan')
+    S = Y.T @ torch.cdist(z, z, compute_mode='donot_use_mm_for_euclid_dist') @ Y
+    within, between = S.diag() / (n * (n - 1)), S / (n[:, None] * n)
+    return float((within.mean() - (between.sum() - between.trace()) / (L * (L - 1))) / z.shape[1]**.5)
 
 # %% ../nbs/21_separability.ipynb #50649329
 def _softmax(S, Y):
     "Losses and their derivatives by the scores"
-    P = np.exp(S-S.max(1, keepdims=True))
+    P = np.exp(S - S.max(1, keepdims=True))
     P /= P.sum(1, keepdims=True)
-    return -np.log(np.maximum((P*Y).sum(1), 1e-300)),P-Y
+    return -np.log(np.maximum((P * Y).sum(1), 1e-300)), P - Y
 
 def _hinge(S, Y):
-    T = 2*Y-1
-    m = np.maximum(0, 1-T*S)
-    return (m**2).sum(1),-2*T*m
+    T = 2 * Y - 1
+    m = np.maximum(0, 1 - T * S)
+    return (m**2).sum(1), -2 * T * m
 
-LOSSES = {'softmax':_softmax, 'svm':_hinge}
+LOSSES = {'softmax': _softmax, 'svm': _hinge}
 
 # %% ../nbs/21_separability.ipynb #30b3897f
-def probe(h:Tensor, # Features, a row per example
-          y:Tensor, # Labels
-          kind:str='softmax', # `softmax` or `svm`
-          l2:float=1e-4, # λ, on features of deviation 1; the intercept is free
-          max_iter:int=500 # Of L-BFGS
-         )->Readout:
+def probe(h: Tensor,  # Features, a row per example
+          y: Tensor,  # Labels
+          kind: str = 'softmax',  # `softmax` or `svm`
+          l2: float = 1e-4,  # λ, on features of deviation 1; the intercept is free
+          max_iter: int = 500  # Of L-BFGS
+         ) -> Readout:
     "Fit a softmax or support vector readout"
     from scipy.optimize import minimize
-    loss,l2 = LOSSES[check_choice('kind', kind, LOSSES)],check_number('l2', l2, 0)
-    h,Y = h.double().numpy(),F.one_hot(y).double().numpy()
+    loss, l2 = LOSSES[check_choice('kind', kind, LOSSES)], check_number('l2', l2, 0)
+    h, Y = h.double().numpy(), F.one_hot(y).double().numpy()
     here = Y.any(0)
-    mu,sd = h.mean(0),h.std(0)
-    sd = np.where(sd>1e-12*np.abs(h).max(0), sd, np.inf)   # constants get no weight
-    Z,Y = np.c_[(h-mu)/sd, np.ones(len(h))],Y[:,here]
+    mu, sd = h.mean(0), h.std(0)
+    sd = np.where(sd > 1e-12 * np.abs(h).max(0), sd, np.inf)   # constants get no weight
+    Z, Y = np.c_[(h - mu) / sd, np.ones(len(h))], Y[:, here]
     def f(v):
         V = v.reshape(Z.shape[1], -1)
-        l,dS = loss(Z@V, Y)
-        P = l2*np.r_[V[:-1], np.zeros_like(V[-1:])]
-        return l.mean()+.5*(P*V).sum(),(Z.T@dS/len(Z)+P).ravel()
-    V = minimize(f, np.zeros(Z.shape[1]*Y.shape[1]), jac=True, method='L-BFGS-B', options=dict(maxiter=max_iter, maxcor=20, ftol=1e-12, gtol=1e-6)).x.reshape(Z.shape[1], -1)
-    W,b = np.zeros((h.shape[1], len(here))),np.full(len(here), -np.inf)
-    W[:,here] = V[:-1]/sd[:,None]; b[here] = V[-1]-mu@W[:,here]
+        l, dS = loss(Z @ V, Y)
+        P = l2 * np.r_[V[:-1], np.zeros_like(V[-1:])]
+        return l.mean() + .5 * (P * V).sum(), (Z.T @ dS / len(Z) + P).ravel()
+    V = minimize(f, np.zeros(Z.shape[1] * Y.shape[1]), jac=True, method='L-BFGS-B', options=dict(maxiter=max_iter, maxcor=20, ftol=1e-12, gtol=1e-6)).x.reshape(Z.shape[1], -1)
+    W, b = np.zeros((h.shape[1], len(here))), np.full(len(here), -np.inf)
+    W[:, here] = V[:-1] / sd[:, None]
+    b[here] = V[-1] - mu @ W[:, here]
     return Readout(torch.from_numpy(W), torch.from_numpy(b), l2)
 
 # %% ../nbs/21_separability.ipynb #15033c8a
-def _weighted(m): return hasattr(m, 'parametrizations') or any(p.ndim>1 for n,p in m.named_parameters(recurse=False) if 'weight' in n)
-def _plain(m): return all(p.ndim<2 for p in m.parameters())
-def _first(o): return next((t for t in o if isinstance(t, Tensor)), None) if isinstance(o, (tuple,list)) else o if isinstance(o, Tensor) else None
+def _weighted(m): return hasattr(m, 'parametrizations') or any(p.ndim > 1 for n, p in m.named_parameters(recurse=False) if 'weight' in n)
+def _plain(m): return all(p.ndim < 2 for p in m.parameters())
+def _first(o): return next((t for t in o if isinstance(t, Tensor)), None) if isinstance(o, (tuple, list)) else o if isinstance(o, Tensor) else None
 def _state(t): return None if t is None else t._version
 
 # %% ../nbs/21_separability.ipynb #c41d01c3
 class _Call(NamedTuple):
-    name:str; module:nn.Module; x:Tensor; x_state:int; out:Tensor; out_state:int
+    name: str
+    module: nn.Module
+    x: Tensor
+    x_state: int
+    out: Tensor
+    out_state: int
 
 # %% ../nbs/21_separability.ipynb #701cc597
 @contextmanager
 def _calls(model):
     "All calls of layers, and of modules without weights, in the order in which they end"
-    seen,stack,count,hooks = [],[],{},[]
+    seen, stack, count, hooks = [], [], {}, []
     def before(m, args): stack.append((x := _first(args), _state(x)))
     def after(m, args, out, name):
-        count[name] = count.get(name, 0)+1
+        count[name] = count.get(name, 0) + 1
         out = _first(out)
-        seen.append(_Call(f'{name}#{count[name]}' if count[name]>1 else name, m, *stack.pop(), out, _state(out)))
+        seen.append(_Call(f'{name}#{count[name]}' if count[name] > 1 else name, m, *stack.pop(), out, _state(out)))
     try:
-        for n,m in model.named_modules():
+        for n, m in model.named_modules():
             if n and (_weighted(m) or _plain(m)):
-                hooks += [m.register_forward_pre_hook(before), m.register_forward_hook(lambda m,a,o,n=n: after(m, a, o, n))]
+                hooks += [m.register_forward_pre_hook(before), m.register_forward_hook(lambda m, a, o, n=n: after(m, a, o, n))]
         yield seen
     finally:
         for h in hooks: h.remove()
@@ -228,20 +240,20 @@ def _calls(model):
 # %% ../nbs/21_separability.ipynb #fec80089
 def _end(calls, i):
     "Name of the call whose output is that of layer `i` after normalization and activation"
-    name,out,state = calls[i].name,calls[i].out,calls[i].out_state
-    for c in calls[i+1:]:
-        if c.x is not out or c.x_state!=state or c.out is None or c.out.shape!=out.shape or not _plain(c.module): continue
-        if c.out is out and c.out_state==state: continue   # passes on what it gets, as dropout does
-        name,out,state = c.name,c.out,c.out_state
+    name, out, state = calls[i].name, calls[i].out, calls[i].out_state
+    for c in calls[i + 1:]:
+        if c.x is not out or c.x_state != state or c.out is None or c.out.shape != out.shape or not _plain(c.module): continue
+        if c.out is out and c.out_state == state: continue   # passes on what it gets, as dropout does
+        name, out, state = c.name, c.out, c.out_state
     return name
 
 # %% ../nbs/21_separability.ipynb #128a94e2
-def default_layers(model:nn.Module, # Any model
-                   x:Tensor # A batch
-                  )->list[str]: # In the order of the calls
+def default_layers(model: nn.Module,  # Any model
+                   x: Tensor  # A batch
+                  ) -> list[str]:  # In the order of the calls
     "Outputs of all layers with weights, after the normalization and activation that follow"
-    with _undisturbed(model),_calls(model) as calls: _run(model, x[:2])
-    names = [_end(calls, i) for i,c in enumerate(calls) if _weighted(c.module) and c.out is not None]
+    with _undisturbed(model), _calls(model) as calls: _run(model, x[:2])
+    names = [_end(calls, i) for i, c in enumerate(calls) if _weighted(c.module) and c.out is not None]
     if not names: raise ReinitError(f'model: {type(model).__name__} calls no layer with weights: name the layers to look at')
     return list(dict.fromkeys(names))
 
@@ -250,14 +262,15 @@ def default_layers(model:nn.Module, # Any model
 def _undisturbed(model):
     "Inside, `model` evaluates without gradients; afterwards modes, buffers and global generators are as before"
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
-    modes,bufs = [(m, m.training) for m in model.modules()],[(b, b.clone()) for b in model.buffers()]
-    old,devs = (random.getstate(), np.random.get_state()),range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    modes, bufs = [(m, m.training) for m in model.modules()], [(b, b.clone()) for b in model.buffers()]
+    old, devs = (random.getstate(), np.random.get_state()), range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     try:
-        with torch.random.fork_rng(devices=devs),torch.no_grad(): yield model.eval()
+        with torch.random.fork_rng(devices=devs), torch.no_grad(): yield model.eval()
     finally:
-        random.setstate(old[0]); np.random.set_state(old[1])
-        for m,mode in modes: m.training = mode
-        for b,v in bufs:
+        random.setstate(old[0])
+        np.random.set_state(old[1])
+        for m, mode in modes: m.training = mode
+        for b, v in bufs:
             if not torch.equal(b, v): b.data.copy_(v)
 
 # %% ../nbs/21_separability.ipynb #0f8d93a1
@@ -268,38 +281,38 @@ def _run(model, x):
     except Exception as e: raise ReinitError(f'{type(model).__name__} does not run on data of shape {tuple(x.shape)}: {(str(e) or repr(e)).splitlines()[0]}') from e
 
 # %% ../nbs/21_separability.ipynb #c40d9f8b
-POOLS = ('mean','flatten')
+POOLS = ('mean', 'flatten')
 
 # %% ../nbs/21_separability.ipynb #07ac6644
-def features(out:Tensor, # Output of a module
-             pool:str|Callable='mean', # One of `POOLS`, or a function
-             last:bool=False # Are channels in the last dimension, as for tokens?
-            )->Tensor: # One row per example
+def features(out: Tensor,  # Output of a module
+             pool: str | Callable = 'mean',  # One of `POOLS`, or a function
+             last: bool = False  # Are channels in the last dimension, as for tokens?
+            ) -> Tensor:  # One row per example
     "The output of a module as rows of features"
     if callable(pool): out = pool(out)
-    elif out.ndim>2 and check_choice('pool', pool, POOLS)=='mean': out = out.flatten(1, -2).mean(1) if last else out.flatten(2).mean(2)
-    return out.flatten(1) if out.ndim>1 else out[:,None]
+    elif out.ndim > 2 and check_choice('pool', pool, POOLS) == 'mean': out = out.flatten(1, -2).mean(1) if last else out.flatten(2).mean(2)
+    return out.flatten(1) if out.ndim > 1 else out[:, None]
 
 # %% ../nbs/21_separability.ipynb #bcdd3abc
 def _channels_last(m, out):
     "Three dimensions are tokens, unless a module for signals made them"
-    return out.ndim==3 and not isinstance(m, (nn.Conv1d,nn.ConvTranspose1d,nn.BatchNorm1d,nn.InstanceNorm1d,nn.GroupNorm))
+    return out.ndim == 3 and not isinstance(m, (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm))
 
 # %% ../nbs/21_separability.ipynb #d5c1cb9e
 class _Tap:
     "Features of named modules, from one forward pass; by default those of `default_layers` for the first batch"
     def __init__(self, model, names=None, pool='mean', max_features=4096):
         if not callable(pool): check_choice('pool', pool, POOLS)
-        self.model,self.pool,self.limit = model,pool,check_number('max_features', max_features, 1, integer=True)
-        self.hooks,self.names = [],None if names is None else [names] if isinstance(names, str) else list(names)
+        self.model, self.pool, self.limit = model, pool, check_number('max_features', max_features, 1, integer=True)
+        self.hooks, self.names = [], None if names is None else [names] if isinstance(names, str) else list(names)
         if self.names is not None: self.find()
 
     def find(self):
         "Which calls of which modules the names mean"
-        self.mods,self.want = dict(self.model.named_modules(remove_duplicate=False)),{}
+        self.mods, self.want = dict(self.model.named_modules(remove_duplicate=False)), {}
         if not self.names: raise ReinitError('layers is empty: name one or more, or leave it out for all layers with weights')
         for n in self.names:
-            base,_,k = str(n).partition('#')
+            base, _, k = str(n).partition('#')
             if base not in self.mods or not base: raise ReinitError(unknown('layer', n, [o for o in self.mods if o]))
             if '#' in str(n) and (not k.isdigit() or not int(k)): raise ReinitError(f'layer={n!r}: after # should be the number of the call, from 1')
             self.want.setdefault(base, {})[int(k or 1)] = n
@@ -311,23 +324,23 @@ class _Tap:
 
 # %% ../nbs/21_separability.ipynb #46ca7e1b
 @patch
-def note(self:_Tap, base, m, out):
-    self.count[base] = self.count.get(base, 0)+1
-    name,out = self.want[base].get(self.count[base]),_first(out)
+def note(self: _Tap, base, m, out):
+    self.count[base] = self.count.get(base, 0) + 1
+    name, out = self.want[base].get(self.count[base]), _first(out)
     if name is None: return
     if out is None or not out.is_floating_point(): raise ReinitError(f'layer={name!r} gives no floating point tensor: name another one')
     h = features(out.detach().as_subclass(Tensor), self.pool, _channels_last(m, out))
-    if h.shape[1]>self.limit:
+    if h.shape[1] > self.limit:
         raise ReinitError(f"layer={name!r} has {h.shape[1]:,} features, more than max_features={self.limit:,}: R alone would take {8e-9*h.shape[1]**2:,.1f} GB. "
                           "Average over space with pool='mean', give a function as pool, name other layers, or raise max_features")
     self.out[name] = h.to('cpu', torch.promote_types(h.dtype, torch.float32), copy=True)   # what comes next may work in place
 
 # %% ../nbs/21_separability.ipynb #aaa60a0a
 @patch
-def __call__(self:_Tap, x:Tensor)->dict: # Name and features
+def __call__(self: _Tap, x: Tensor) -> dict:  # Name and features
     if self.names is None: self.names = default_layers(self.model, x); self.find()
-    if not self.hooks: self.hooks = [self.mods[b].register_forward_hook(lambda m,a,o,b=b: self.note(b, m, o)) for b in self.want]
-    self.out,self.count = {},{}
+    if not self.hooks: self.hooks = [self.mods[b].register_forward_hook(lambda m, a, o, b=b: self.note(b, m, o)) for b in self.want]
+    self.out, self.count = {}, {}
     _run(self.model, x)
     for n in self.names:
         if n not in self.out: raise ReinitError(f'layer={n!r} was not called (so often) when the model ran: name another one')
@@ -338,89 +351,91 @@ def __call__(self:_Tap, x:Tensor)->dict: # Name and features
 def _pairs(data, classes=None):
     "Batches (x, y) of plain tensors, checked; labels below `classes`, if given"
     if hasattr(data, 'train') and hasattr(data, 'valid'): raise ReinitError(f'data is a {type(data).__name__}: give one of its loaders, as in dls.train')
-    if isinstance(data, (Tensor,nn.Module,str)) or not isinstance(data, Iterable): raise ReinitError(f'data is a {type(data).__name__}: give (x, y), a list of such batches, or a loader')
-    one = isinstance(data, (tuple,list)) and len(data)==2 and all(isinstance(t, Tensor) for t in data)
-    for i,b in enumerate([data] if one else data):
-        if not (isinstance(b, (tuple,list)) and len(b)==2 and all(isinstance(t, Tensor) for t in b)): raise ReinitError(f'data: batch {i} is a {type(b).__name__}, and should be two tensors, (x, y)')
-        x,y = (t.as_subclass(Tensor) for t in b)
-        if y.is_floating_point() or y.shape!=x.shape[:1]: raise ReinitError(f'labels: in batch {i} y has shape {tuple(y.shape)} and type {y.dtype}, and should be {len(x)} whole numbers')
+    if isinstance(data, (Tensor, nn.Module, str)) or not isinstance(data, Iterable): raise ReinitError(f'data is a {type(data).__name__}: give (x, y), a list of such batches, or a loader')
+    one = isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)
+    for i, b in enumerate([data] if one else data):
+        if not (isinstance(b, (tuple, list)) and len(b) == 2 and all(isinstance(t, Tensor) for t in b)): raise ReinitError(f'data: batch {i} is a {type(b).__name__}, and should be two tensors, (x, y)')
+        x, y = (t.as_subclass(Tensor) for t in b)
+        if y.is_floating_point() or y.shape != x.shape[:1]: raise ReinitError(f'labels: in batch {i} y has shape {tuple(y.shape)} and type {y.dtype}, and should be {len(x)} whole numbers')
         if not len(y): continue
-        if y.min()<0: raise ReinitError(f'labels: in batch {i} there is a {int(y.min())}; they should be 0, 1, 2, …')
-        if classes is not None and y.max()>=classes: raise ReinitError(f'labels: the test set has {int(y.max())}, and the training set has 0 to {classes-1} only')
-        yield x,y.long().cpu()
+        if y.min() < 0: raise ReinitError(f'labels: in batch {i} there is a {int(y.min())}; they should be 0, 1, 2, …')
+        if classes is not None and y.max() >= classes: raise ReinitError(f'labels: the test set has {int(y.max())}, and the training set has 0 to {classes-1} only')
+        yield x, y.long().cpu()
 
 # %% ../nbs/21_separability.ipynb #deee95d7
 class _Kept:
     "Rows of all layers; beyond `cache` bytes a random part of them"
-    def __init__(self, cache, gen): self.cache,self.gen,self.share,self.parts,self.bytes = cache,gen,1.,[],0
+    def __init__(self, cache, gen): self.cache, self.gen, self.share, self.parts, self.bytes = cache, gen, 1., [], 0
 
     def add(self, feats, y):
         u = torch.rand(len(y), generator=self.gen)
-        self.parts.append((dict(feats), y, u) if self.share==1 else self.pick((feats, y, u)))
+        self.parts.append((dict(feats), y, u) if self.share == 1 else self.pick((feats, y, u)))
         self.bytes += self.size(self.parts[-1][0])
-        while self.bytes>self.cache and self.share>1e-9: self.thin()
+        while self.bytes > self.cache and self.share > 1e-9: self.thin()
 
     def pick(self, part):
-        feats,y,u = part
-        s = u<self.share
-        return {k:h[s] for k,h in feats.items()},y[s],u[s]
+        feats, y, u = part
+        s = u < self.share
+        return {k: h[s] for k, h in feats.items()}, y[s], u[s]
 
-    def size(self, feats): return sum(h.numel()*h.element_size() for h in feats.values())
+    def size(self, feats): return sum(h.numel() * h.element_size() for h in feats.values())
 
     def thin(self):
         "Keep half of them: those with small `u`, so that every row has the same chance, early or late"
         self.share /= 2
         self.parts = [self.pick(p) for p in self.parts]
-        self.bytes = sum(self.size(f) for f,_,_ in self.parts)
+        self.bytes = sum(self.size(f) for f, _, _ in self.parts)
 
-    def __call__(self, name): return tuple(map(torch.cat, zip(*((f[name], y) for f,y,_ in self.parts))))
+    def __call__(self, name): return tuple(map(torch.cat, zip(*((f[name], y) for f, y, _ in self.parts))))
 
 # %% ../nbs/21_separability.ipynb #18a0b415
 @patch
-def draw(self:_Kept, name:str, n:int)->tuple: # At most `n` rows and their labels
+def draw(self: _Kept, name: str, n: int) -> tuple:  # At most `n` rows and their labels
     "A random part of the rows of a layer"
-    h,y = self(name)
-    i = torch.cat([u for *_,u in self.parts]).argsort(stable=True)[:n]
-    return h[i],y[i]
+    h, y = self(name)
+    i = torch.cat([u for *_, u in self.parts]).argsort(stable=True)[:n]
+    return h[i], y[i]
 
 # %% ../nbs/21_separability.ipynb #7c327527
 class _Pass:
     "What one pass over the data keeps; `also` sees every batch"
     def __init__(self, tap, data, folds=0, keep=False, cache=0, seed=0, classes=None, also=None):
-        streams,self.also = Streams(seed),also
-        self.moments,self.kept,self.counts = {},_Kept(cache, streams.data) if keep else None,torch.zeros(classes or 0, dtype=torch.long)
-        for x,y in _pairs(data, classes): self.take(tap(x), y, torch.randint(max(1, folds), (len(y),), generator=streams.mask), folds)
+        streams, self.also = Streams(seed), also
+        self.moments, self.kept, self.counts = {}, _Kept(cache, streams.data) if keep else None, torch.zeros(classes or 0, dtype=torch.long)
+        for x, y in _pairs(data, classes): self.take(tap(x), y, torch.randint(max(1, folds), (len(y),), generator=streams.mask), folds)
         self.n = int(self.counts.sum())
         if not self.n: raise ReinitError('data is empty: give one example or more (an iterator can be used once only: give a list)')
 
     def take(self, feats, y, fold, folds):
         c = torch.bincount(y, minlength=len(self.counts))
-        self.counts = c+F.pad(self.counts, (0, len(c)-len(self.counts)))
-        for k,h in feats.items() if folds else ():
+        self.counts = c + F.pad(self.counts, (0, len(c) - len(self.counts)))
+        for k, h in feats.items() if folds else ():
             ms = self.moments.setdefault(k, [Moments(h.shape[1]) for _ in range(folds)])
-            for i,m in enumerate(ms): m.add(*((h, y) if folds==1 else (h[fold==i], y[fold==i])))
+            for i, m in enumerate(ms): m.add(*((h, y) if folds == 1 else (h[fold == i], y[fold == i])))
         if self.kept: self.kept.add(feats, y)
         if self.also: self.also.add(feats, y)
 
 # %% ../nbs/21_separability.ipynb #09130bdf
-_TURNING = ('rng','epoch','generator')   # what moves in a loader, or in its samplers, when it is used
+_TURNING = ('rng', 'epoch', 'generator')   # what moves in a loader, or in its samplers, when it is used
 
 # %% ../nbs/21_separability.ipynb #399a6067
 class _Sample:
     "All examples of a loader, or always the same `n`"
-    def __init__(self, dl, n=None, seed=0): self.dl,self.n,self.seed = dl,n,seed
+    def __init__(self, dl, n=None, seed=0): self.dl, self.n, self.seed = dl, n, seed
 
     def __iter__(self):   # inside `_undisturbed`: the global generators are put back there
-        random.seed(self.seed); np.random.seed(self.seed%2**32); torch.manual_seed(self.seed)
-        left,parts = self.n,[o for o in (self.dl, getattr(self.dl, 'sampler', None), getattr(self.dl, 'batch_sampler', None)) if hasattr(o, '__dict__')]
+        random.seed(self.seed)
+        np.random.seed(self.seed % 2**32)
+        torch.manual_seed(self.seed)
+        left, parts = self.n, [o for o in (self.dl, getattr(self.dl, 'sampler', None), getattr(self.dl, 'batch_sampler', None)) if hasattr(o, '__dict__')]
         old = [(o, k, v.get_state() if isinstance(v, torch.Generator) else v) for o in parts for k in _TURNING if (v := vars(o).get(k)) is not None]
         try:
             for b in self.loader():
                 if left is not None: b = type(b)(t[:left] for t in b); left -= len(b[0])
                 yield b
-                if left is not None and left<=0: break
+                if left is not None and left <= 0: break
         finally:
-            for o,k,v in old:
+            for o, k, v in old:
                 if isinstance(vars(o)[k], torch.Generator): vars(o)[k].set_state(v)
                 else: setattr(o, k, v)
 
@@ -431,12 +446,18 @@ class _Sample:
         return new
 
 # %% ../nbs/21_separability.ipynb #ce41e797
-MEASURES = ('least squares','ridge','softmax','svm','fisher','gdv')
+MEASURES = ('least squares', 'ridge', 'softmax', 'svm', 'fisher', 'gdv')
 GDV_ROWS = 2000
 
 # %% ../nbs/21_separability.ipynb #9d70a7d7
 class _Options(NamedTuple):
-    measures:tuple; intercept:bool; penalty:float|None; folds:int; l2:float; cache:int; seed:int
+    measures: tuple
+    intercept: bool
+    penalty: float | None
+    folds: int
+    l2: float
+    cache: int
+    seed: int
 
 # %% ../nbs/21_separability.ipynb #474f542e
 def _options(measures, intercept, penalty, folds, l2, cache, seed):
@@ -445,23 +466,25 @@ def _options(measures, intercept, penalty, folds, l2, cache, seed):
     if not measures: raise ReinitError(f'measures is empty: name one or more of {", ".join(MEASURES)}')
     for m in measures: check_choice('measure', m, MEASURES)
     if penalty is not None: check_number('penalty', penalty, 0)
-    check_number('l2', l2, 0); check_number('folds', folds, 2, integer=True)
-    check_number('cache', cache, 2**16, integer=True); check_number('seed', seed, 0, integer=True)
+    check_number('l2', l2, 0)
+    check_number('folds', folds, 2, integer=True)
+    check_number('cache', cache, 2**16, integer=True)
+    check_number('seed', seed, 0, integer=True)
     return _Options(measures, bool(intercept), penalty, folds, l2, cache, seed)
 
 # %% ../nbs/21_separability.ipynb #6cabff21
 def _warn(name, m, measures):
     "Say what makes numbers meaningless without making them wrong"
-    R = m.R[:,1:1+m.d].abs()
-    if R[1:].max()<=1e-12*R.max(): warnings.warn(f'layer {name!r}: all {m.d} features are constant, so that no measure can tell the classes apart', stacklevel=5)
-    elif m.n<m.d and 'least squares' in measures:
+    R = m.R[:, 1:1 + m.d].abs()
+    if R[1:].max() <= 1e-12 * R.max(): warnings.warn(f'layer {name!r}: all {m.d} features are constant, so that no measure can tell the classes apart', stacklevel=5)
+    elif m.n < m.d and 'least squares' in measures:
         warnings.warn(f"layer {name!r}: {m.n} examples are fewer than {m.d} features. Least squares can fit any labels then, and the solution of smallest norm is taken: "
                       "use more examples, or measures='ridge'", stacklevel=5)
 
 # %% ../nbs/21_separability.ipynb #54859006
 def _fit(ps, name, o):
     "Readouts of one layer by measure, and facts about it"
-    ms,res = ps.moments[name],{}
+    ms, res = ps.moments[name], {}
     total = merge(ms)
     plain = _Solver(total)
     _warn(name, total, o.measures)
@@ -470,7 +493,7 @@ def _fit(ps, name, o):
     if 'ridge' in o.measures: res['ridge'] = lin(_best(cross_validate(ms, intercept=o.intercept)) if o.penalty is None else o.penalty)
     for k in LOSSES:
         if k in o.measures: res[k] = probe(*ps.kept(name), k, o.l2)
-    return res,dict(features=total.d, rank=plain.rank)
+    return res, dict(features=total.d, rank=plain.rank)
 
 # %% ../nbs/21_separability.ipynb #f842b0c9
 def _best(cv): return cv.penalty[cv.error.argmin()]
@@ -478,31 +501,31 @@ def _best(cv): return cv.penalty[cv.error.argmin()]
 # %% ../nbs/21_separability.ipynb #51b26fe4
 class _Score:
     "Right answers of readouts, batch by batch"
-    def __init__(self, readouts): self.readouts,self.right,self.n = readouts,dict.fromkeys(readouts, 0),0
+    def __init__(self, readouts): self.readouts, self.right, self.n = readouts, dict.fromkeys(readouts, 0), 0
 
     def add(self, feats, y):
         self.n += len(y)
-        for k,r in self.readouts.items(): self.right[k] += r.hits(feats[k[0]], y)
+        for k, r in self.readouts.items(): self.right[k] += r.hits(feats[k[0]], y)
 
     def kept(self, rows):
         "Score all rows that were kept"
-        for f,y,_ in rows.parts: self.add(f, y)
+        for f, y, _ in rows.parts: self.add(f, y)
         return self()
 
-    def __call__(self): return {k:(v/self.n, self.n) for k,v in self.right.items()}
+    def __call__(self): return {k: (v / self.n, self.n) for k, v in self.right.items()}
 
 # %% ../nbs/21_separability.ipynb #83cb8b41
 def _rows(part, tap, o, ps, readouts, facts, scores):
     "One row for each layer and measure"
     rows = []
-    for i,n in enumerate(tap.names):
+    for i, n in enumerate(tap.names):
         for m in o.measures:
-            if m=='fisher': value,k = fisher(merge(ps.moments[n])),ps.n
-            elif m=='gdv':
-                h,y = ps.kept.draw(n, GDV_ROWS)
-                value,k = gdv(h, y),len(y)
-            else: value,k = scores[n,m]
-            pen = readouts[n,m].penalty if m in ('ridge',*LOSSES) else float('nan')
+            if m == 'fisher': value, k = fisher(merge(ps.moments[n])), ps.n
+            elif m == 'gdv':
+                h, y = ps.kept.draw(n, GDV_ROWS)
+                value, k = gdv(h, y), len(y)
+            else: value, k = scores[n, m]
+            pen = readouts[n, m].penalty if m in ('ridge', *LOSSES) else float('nan')
             rows.append(dict(layer=n, depth=i, measure=m, part=part, value=float(value), n=int(k), **facts[n], penalty=float(pen)))
     return rows
 
@@ -510,16 +533,16 @@ def _rows(part, tap, o, ps, readouts, facts, scores):
 def _train(tap, data, o):
     "Readouts, facts about the layers, classes, and the rows of the table for the training set"
     ps = _Pass(tap, data, o.folds if 'ridge' in o.measures and o.penalty is None else 1, True, o.cache, o.seed)
-    if (ps.counts>0).sum()<2: raise ReinitError(f'labels: all {ps.n} examples are of class {int(ps.counts.argmax())}: separability needs two classes or more')
-    fits = {n:_fit(ps, n, o) for n in tap.names}
-    readouts,facts = {(n,k):r for n,(rs,_) in fits.items() for k,r in rs.items()},{n:f for n,(_,f) in fits.items()}
+    if (ps.counts > 0).sum() < 2: raise ReinitError(f'labels: all {ps.n} examples are of class {int(ps.counts.argmax())}: separability needs two classes or more')
+    fits = {n: _fit(ps, n, o) for n in tap.names}
+    readouts, facts = {(n, k): r for n, (rs, _) in fits.items() for k, r in rs.items()}, {n: f for n, (_, f) in fits.items()}
     scores = _Score(readouts).kept(ps.kept)
-    linear = {k:r for k,r in readouts.items() if k[1] not in LOSSES}
-    if ps.kept.share<1 and linear:   # the activations did not fit
+    linear = {k: r for k, r in readouts.items() if k[1] not in LOSSES}
+    if ps.kept.share < 1 and linear:   # the activations did not fit
         again = _Pass(tap, data, also=(s := _Score(linear)), classes=len(ps.counts)) if not hasattr(data, '__next__') else None
-        if again is None or again.n!=ps.n: raise ReinitError(f'data could not be read a second time, which is needed because the activations are larger than cache={o.cache:,} bytes: give a list or a loader, or raise cache')
+        if again is None or again.n != ps.n: raise ReinitError(f'data could not be read a second time, which is needed because the activations are larger than cache={o.cache:,} bytes: give a list or a loader, or raise cache')
         scores |= s()
-    return readouts,facts,len(ps.counts),_rows('train', tap, o, ps, readouts, facts, scores)
+    return readouts, facts, len(ps.counts), _rows('train', tap, o, ps, readouts, facts, scores)
 
 # %% ../nbs/21_separability.ipynb #9a28bc8d
 def _test(tap, data, o, readouts, facts, classes):
@@ -528,36 +551,36 @@ def _test(tap, data, o, readouts, facts, classes):
     return _rows('test', tap, o, ps, readouts, facts, s())
 
 # %% ../nbs/21_separability.ipynb #0d6ac55a
-def separability(model:nn.Module, # Any model
-                 train, # Training data: `(x, y)`, a list of such batches, or a loader
-                 test=None, # Test data, likewise; default: none
-                 layers:Iterable[str]|None=None, # Modules whose outputs are looked at; default: `default_layers`
-                 measures:Sequence[str]=('least squares',), # Of `MEASURES`
-                 pool:str|Callable='mean', # How outputs become features: `mean` over space, `flatten`, or a function
-                 intercept:bool=False, # Least squares and ridge with an intercept? The paper has none
-                 penalty:float|None=None, # Of ridge; default: cross-validated
-                 folds:int=5, # Of the cross-validation
-                 l2:float=1e-4, # Penalty of softmax and svm
-                 max_features:int=4096, # More features in a layer are an error
-                 cache:int=2**29, # Bytes of activations to keep at most
-                 seed:int=0 # Of folds and samples
-                )->pd.DataFrame: # One row per layer, measure and part: layer, depth, measure, part, value, n, features, rank, penalty
+def separability(model: nn.Module,  # Any model
+                 train,  # Training data: `(x, y)`, a list of such batches, or a loader
+                 test=None,  # Test data, likewise; default: none
+                 layers: Iterable[str] | None = None,  # Modules whose outputs are looked at; default: `default_layers`
+                 measures: Sequence[str] = ('least squares',),  # Of `MEASURES`
+                 pool: str | Callable = 'mean',  # How outputs become features: `mean` over space, `flatten`, or a function
+                 intercept: bool = False,  # Least squares and ridge with an intercept? The paper has none
+                 penalty: float | None = None,  # Of ridge; default: cross-validated
+                 folds: int = 5,  # Of the cross-validation
+                 l2: float = 1e-4,  # Penalty of softmax and svm
+                 max_features: int = 4096,  # More features in a layer are an error
+                 cache: int = 2**29,  # Bytes of activations to keep at most
+                 seed: int = 0  # Of folds and samples
+                ) -> pd.DataFrame:  # One row per layer, measure and part: layer, depth, measure, part, value, n, features, rank, penalty
     "How well each layer separates the classes, measured in one pass over the training data and one over the test data"
     o = _options(measures, intercept, penalty, folds, l2, cache, seed)
-    train,test = (_Sample(d, seed=seed) if hasattr(d, 'new') and not hasattr(d, 'valid') and not isinstance(d, Tensor) else d for d in (train, test))
-    with _undisturbed(model),_Tap(model, layers, pool, max_features) as tap:
-        readouts,facts,classes,rows = _train(tap, train, o)
+    train, test = (_Sample(d, seed=seed) if hasattr(d, 'new') and not hasattr(d, 'valid') and not isinstance(d, Tensor) else d for d in (train, test))
+    with _undisturbed(model), _Tap(model, layers, pool, max_features) as tap:
+        readouts, facts, classes, rows = _train(tap, train, o)
         if test is not None: rows += _test(tap, test, o, readouts, facts, classes)
     return pd.DataFrame(rows)
 
 # %% ../nbs/21_separability.ipynb #69f36f35
-_NAMES = {'fisher':"Fisher's criterion", 'gdv':'GDV (lower: easier)'}
+_NAMES = {'fisher': "Fisher's criterion", 'gdv': 'GDV (lower: easier)'}
 _DASH = dict(train='--', valid='-', test='-')
 
 # %% ../nbs/21_separability.ipynb #e970edf6
 def _axes(ax):
     from matplotlib import pyplot as plt
-    return ax or plt.subplots(figsize=(5,3), layout='constrained')[1]
+    return ax or plt.subplots(figsize=(5, 3), layout='constrained')[1]
 
 # %% ../nbs/21_separability.ipynb #507ac77f
 def _only(df, measure, one=False):
@@ -565,44 +588,45 @@ def _only(df, measure, one=False):
     known = list(df.measure.unique())
     ms = ([m for m in known if m not in _NAMES] or known[:1]) if measure is None else [measure] if isinstance(measure, str) else list(measure)
     for m in ms: check_choice('measure', m, known)
-    return df[df.measure.isin(ms[:1] if one and measure is None else ms)],_NAMES.get(ms[0], 'accuracy of a linear readout')
+    return df[df.measure.isin(ms[:1] if one and measure is None else ms)], _NAMES.get(ms[0], 'accuracy of a linear readout')
 
 # %% ../nbs/21_separability.ipynb #c0c41151
-def plot_separability(df:pd.DataFrame, # From `separability`
-                      measure:str|Sequence[str]|None=None, # Which; default: all that are accuracies
-                      by:str='measure', # A colour for each value of this column
-                      ax=None # Where to draw
-                     ): # Axes
+def plot_separability(df: pd.DataFrame,  # From `separability`
+                      measure: str | Sequence[str] | None = None,  # Which; default: all that are accuracies
+                      by: str = 'measure',  # A colour for each value of this column
+                      ax=None  # Where to draw
+                     ):  # Axes
     "Separability by layer: training set dashed, test set solid"
-    ax,(df,label) = _axes(ax),_only(df, measure)
-    cs = {k:f'C{i%10}' for i,k in enumerate(df[check_choice('by', by, list(df.columns))].unique())}
-    for (k,part),g in df.groupby([by,'part'], sort=False): ax.plot(g.depth, g.value, _DASH.get(part, '-'), marker='o', ms=3, c=cs[k])
-    for k,c in cs.items() if len(cs)>1 else (): ax.plot([], [], c=c, label=k)
+    ax, (df, label) = _axes(ax), _only(df, measure)
+    cs = {k: f'C{i%10}' for i, k in enumerate(df[check_choice('by', by, list(df.columns))].unique())}
+    for (k, part), g in df.groupby([by, 'part'], sort=False): ax.plot(g.depth, g.value, _DASH.get(part, '-'), marker='o', ms=3, c=cs[k])
+    for k, c in cs.items() if len(cs) > 1 else (): ax.plot([], [], c=c, label=k)
     for part in df.part.unique(): ax.plot([], [], _DASH.get(part, '-'), c='grey', label=part)
     layers = df.drop_duplicates('depth')
     ax.set_xticks(layers.depth, layers.layer, rotation=45, ha='right')
-    ax.set(ylabel=label); ax.legend(frameon=False, fontsize='small')
+    ax.set(ylabel=label)
+    ax.legend(frameon=False, fontsize='small')
     return ax
 
 # %% ../nbs/21_separability.ipynb #0030f394
-def due(epoch:int, # Epochs that are done
-        n_epoch:int, # Of all
-        every:int|Sequence[int] # Every so-manieth, or these
-       )->bool:
+def due(epoch: int,  # Epochs that are done
+        n_epoch: int,  # Of all
+        every: int | Sequence[int]  # Every so-manieth, or these
+       ) -> bool:
     "Is it time to measure? Before the first and after the last epoch it always is"
-    return epoch in (0,n_epoch) or (epoch in every if np.ndim(every) else epoch%every==0)
+    return epoch in (0, n_epoch) or (epoch in every if np.ndim(every) else epoch % every == 0)
 
 # %% ../nbs/21_separability.ipynb #e25b3533
 def _whole(arg, n, lo=1): return n if n is None else check_number(arg, n, lo, integer=True)
 
 # %% ../nbs/21_separability.ipynb #c3b1a1d9
-_DEFAULTS = {k:p.default for k,p in inspect.signature(separability).parameters.items() if p.default is not p.empty and k!='test'}
+_DEFAULTS = {k: p.default for k, p in inspect.signature(separability).parameters.items() if p.default is not p.empty and k != 'test'}
 
 # %% ../nbs/21_separability.ipynb #c8a9dd8a
 def _check_arguments(kw):
     "Those of `separability`, before anything is trained"
     for k in kw: check_choice('argument', k, _DEFAULTS)
-    kw = _DEFAULTS|kw
+    kw = _DEFAULTS | kw
     if not callable(kw['pool']): check_choice('pool', kw['pool'], POOLS)
     check_number('max_features', kw['max_features'], 1, integer=True)
     _options(*(kw[k] for k in _Options._fields))
@@ -611,97 +635,97 @@ def _check_arguments(kw):
 class SeparabilityCallback(Callback):
     "Measure separability before, during and after training"
     order = 70   # after what others do to the model in the same event
-    @delegates(separability, but=['model','train','test'])
+    @delegates(separability, but=['model', 'train', 'test'])
     def __init__(self,
-                 layers:Iterable[str]|None=None, # As in `separability`
-                 every:int|Iterable[int]=1, # After every so-manieth epoch, or after these; before the first and after the last always
-                 measures:Sequence[str]=('least squares',), # As in `separability`
-                 n_train:int|None=2000, # Training examples, the same ones each time; `None`: all
-                 n_valid:int|None=None, # Examples of the other part, likewise
-                 ds_idx:int=1, # The other part: 1 for the validation set, 2 for the test set of `vision.dls`
+                 layers: Iterable[str] | None = None,  # As in `separability`
+                 every: int | Iterable[int] = 1,  # After every so-manieth epoch, or after these; before the first and after the last always
+                 measures: Sequence[str] = ('least squares',),  # As in `separability`
+                 n_train: int | None = 2000,  # Training examples, the same ones each time; `None`: all
+                 n_valid: int | None = None,  # Examples of the other part, likewise
+                 ds_idx: int = 1,  # The other part: 1 for the validation set, 2 for the test set of `vision.dls`
                  **kwargs
                 ):
-        self.arguments = kwargs|dict(layers=layers if layers is None or isinstance(layers, str) else list(layers), measures=measures)
+        self.arguments = kwargs | dict(layers=layers if layers is None or isinstance(layers, str) else list(layers), measures=measures)
         _check_arguments(self.arguments)
-        self.n_train,self.n_valid,self.ds_idx = _whole('n_train', n_train),_whole('n_valid', n_valid),_whole('ds_idx', ds_idx)
+        self.n_train, self.n_valid, self.ds_idx = _whole('n_train', n_train), _whole('n_valid', n_valid), _whole('ds_idx', ds_idx)
         self.every = [_whole('every', e, 0) for e in every] if np.ndim(every) else _whole('every', every)
-        self.rows,self.offset,self.done,self.within = [],None,0,False
+        self.rows, self.offset, self.done, self.within = [], None, 0, False
 
 # %% ../nbs/21_separability.ipynb #b95996e6
 @patch(as_prop=True)
-def df(self:SeparabilityCallback)->pd.DataFrame: # As from `separability`, with the epoch in front
+def df(self: SeparabilityCallback) -> pd.DataFrame:  # As from `separability`, with the epoch in front
     "What was measured so far"
     return pd.DataFrame(self.rows)
 
 # %% ../nbs/21_separability.ipynb #9559d5b2
 @patch(as_prop=True)
-def name(self:SeparabilityCallback):
+def name(self: SeparabilityCallback):
     # fastai deletes the attribute by this name when it removes a callback. One that has measured has none by then, so that `learn.separability.df` can be read after `fit(cbs=…)`
     return '' if self.learn is None and self.rows else Callback.name.fget(self)
 
 # %% ../nbs/21_separability.ipynb #870b1cd2
 @patch
-def measure(self:SeparabilityCallback, epoch:int):
+def measure(self: SeparabilityCallback, epoch: int):
     "Add the measurements of now, unless there are some of this epoch"
-    if any(r['epoch']==epoch for r in self.rows): return
-    seed,parts = self.arguments.get('seed', 0),self.learn.dls.loaders
-    held = _Sample(parts[self.ds_idx], self.n_valid, seed) if self.ds_idx<len(parts) else None
+    if any(r['epoch'] == epoch for r in self.rows): return
+    seed, parts = self.arguments.get('seed', 0), self.learn.dls.loaders
+    held = _Sample(parts[self.ds_idx], self.n_valid, seed) if self.ds_idx < len(parts) else None
     got = separability(self.learn.model, _Sample(parts[0], self.n_train, seed), held, **self.arguments)
-    if self.ds_idx==1: got['part'] = got.part.replace('test', 'valid')
-    self.rows += got.assign(epoch=epoch)[['epoch',*got.columns]].to_dict('records')
+    if self.ds_idx == 1: got['part'] = got.part.replace('test', 'valid')
+    self.rows += got.assign(epoch=epoch)[['epoch', *got.columns]].to_dict('records')
 
 # %% ../nbs/21_separability.ipynb #ac614841
 @patch
-def before_fit(self:SeparabilityCallback): self.offset,self.within = None,False
+def before_fit(self: SeparabilityCallback): self.offset, self.within = None, False
 
 # %% ../nbs/21_separability.ipynb #03f6a047
 @patch
-def before_train(self:SeparabilityCallback):
+def before_train(self: SeparabilityCallback):
     if hasattr(self.learn, 'lr_finder'): return
     if self.offset is None:
-        self.offset = max(0, self.done-self.epoch)
-        self.measure(self.offset+self.epoch)
+        self.offset = max(0, self.done - self.epoch)
+        self.measure(self.offset + self.epoch)
     self.within = True
 
 # %% ../nbs/21_separability.ipynb #a67b6228
 @patch
-def after_train(self:SeparabilityCallback):
+def after_train(self: SeparabilityCallback):
     if self.offset is None: return
-    self.done,self.within = self.offset+self.epoch+1,False
-    if due(self.epoch+1, self.n_epoch, self.every): self.measure(self.done)
+    self.done, self.within = self.offset + self.epoch + 1, False
+    if due(self.epoch + 1, self.n_epoch, self.every): self.measure(self.done)
 
 # %% ../nbs/21_separability.ipynb #999cb1cb
 @patch
-def after_fit(self:SeparabilityCallback):
+def after_fit(self: SeparabilityCallback):
     "A fit that was ended early, after a whole epoch, has a last epoch, too"
     if self.offset is not None and not self.within: self.measure(self.done)
     self.offset = None
 
 # %% ../nbs/21_separability.ipynb #f38e477c
-def plot_training(df:pd.DataFrame, # From `SeparabilityCallback.df`
-                  measure:str|None=None, # Which; default: the first
-                  part:str|None=None, # `train`, or `valid` or `test`; default: the one that is not for training
-                  ax=None # Where to draw
-                 ): # Axes
+def plot_training(df: pd.DataFrame,  # From `SeparabilityCallback.df`
+                  measure: str | None = None,  # Which; default: the first
+                  part: str | None = None,  # `train`, or `valid` or `test`; default: the one that is not for training
+                  ax=None  # Where to draw
+                 ):  # Axes
     "Separability along training, a line for each layer"
     if not len(df): raise ReinitError('df is empty: nothing has been measured yet')
-    ax,(df,label) = _axes(ax),_only(df, measure, one=True)
+    ax, (df, label) = _axes(ax), _only(df, measure, one=True)
     part = df.part.iloc[-1] if part is None else check_choice('part', part, df.part.unique())
     layers = list(df.layer.unique())
-    for i,k in enumerate(layers):
-        g = df[(df.layer==k)&(df.part==part)]
+    for i, k in enumerate(layers):
+        g = df[(df.layer == k) & (df.part == part)]
         ax.plot(g.epoch, g.value, marker='o', ms=3, label=k, color=_shade(i, len(layers)))
     ax.set(xlabel='epoch', ylabel=label, title=part)
-    if len(layers)<=12: ax.legend(frameon=False, fontsize='small', loc='center left', bbox_to_anchor=(1,.5))
+    if len(layers) <= 12: ax.legend(frameon=False, fontsize='small', loc='center left', bbox_to_anchor=(1, .5))
     return ax
 
 # %% ../nbs/21_separability.ipynb #fca46c38
 def _shade(i, n):
     from matplotlib import colormaps
-    return colormaps['viridis'](.9*i/max(1, n-1))   # early layers dark, late ones light
+    return colormaps['viridis'](.9 * i / max(1, n - 1))   # early layers dark, late ones light
 
 # %% ../nbs/21_separability.ipynb #67df33c8
 @patch
-def plot(self:SeparabilityCallback, measure:str|None=None, part:str|None=None, ax=None):
+def plot(self: SeparabilityCallback, measure: str | None = None, part: str | None = None, ax=None):
     "As `plot_training`"
     return plot_training(self.df, measure, part, ax)

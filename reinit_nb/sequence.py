@@ -9,11 +9,14 @@ __all__ = ['HEADS', 'KEEP', 'NEAR', 'PathRun', 'images_of', 'classifier', 'chang
            'plan', 'run_one', 'run']
 
 # %% ../nbs/42_sequence.ipynb #f3f11a5d
-import json,math,time
+import json
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar,NamedTuple
+from typing import ClassVar, NamedTuple
+
 import numpy as np
 import pandas as pd
 import torch
@@ -23,214 +26,218 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastcore.basics import patch
-from torch import Tensor,nn
-from .blocks import drawn,reset,select
-from .checkpoint import check_place,check_same,pack,read_checkpoint,unpack,write_checkpoint
+from torch import Tensor, nn
+
+from .blocks import drawn, reset, select
+from .checkpoint import check_place, check_same, pack, read_checkpoint, unpack, write_checkpoint
 from .controls import ShrinkPerturbCallback
-from .core import Recipe,ReinitError,Streams,_bar,atomic_write,check_choice,check_number,flat
-from .fc import FCHeadCallback,LLFCallback
-from .frozen import frozen_totals,mutually_frozen,wiring
+from .core import Recipe, ReinitError, Streams, _bar, atomic_write, check_choice, check_number, flat
+from .fc import FCHeadCallback, LLFCallback
+from .frozen import frozen_totals, mutually_frozen, wiring
 from .lw import LayerwiseCallback
-from .models import MODELS,PAPERS,NetOptions,first_layer,model,resnet50_imagenet
-from .path import Before,Learn,_silence,fit,measure,optimizer,seeded,seldom
+from .models import MODELS, PAPERS, NetOptions, first_layer, model, resnet50_imagenet
+from .path import Before, Learn, _silence, fit, measure, optimizer, seeded, seldom
 from .reinit import norm_of
 from .reset import dirac_reset
-from .rounds import find_blocks,fresh,root
-from .vision import IMAGENET_STATS,Images,Task,_enlarged,_held,class_names,dls,load,missing as no_data,per_class
+from .rounds import find_blocks, fresh, root
+from .vision import IMAGENET_STATS, Images, Task, _enlarged, _held, class_names, dls, load, per_class
+from .vision import missing as no_data
 
 # %% ../nbs/42_sequence.ipynb #6c4ae948
-HEADS = {'drawn':'as `init` says', 'zero':'all weights are zero: training begins with the loss of guessing'}
-KEEP = {'last':'the weights that training ended with', 'best':'those of the epoch with the lowest validation loss'}
+HEADS = {'drawn': 'as `init` says', 'zero': 'all weights are zero: training begins with the loss of guessing'}
+KEEP = {'last': 'the weights that training ended with', 'best': 'those of the epoch with the lowest validation loss'}
 
 @dataclass(frozen=True)
 class PathRun(Recipe):
     "One network that follows a learning path"
-    model:str = 'resnet18'   # One of `models.MODELS`
-    path:tuple[tuple[Task,Learn],...] = ((Task(),Learn()),)   # ((τ1, ω1), …)
-    seed:int = 0             # Decides images, their order, initial weights, dropout and redraws, each from its own stream
-    width:float = 1.         # Channels are multiplied by this
-    norm:str|None = None     # `layer`, `batch` or `none`; default: as in the network's paper
-    dropout:float = 0.       # Probability
-    init:str|None = None     # `he` or `xavier`; default: as in the network's paper
-    pretrained:str|None = None  # `imagenet`: start from the ResNet-50 in `REINIT_DATA`
-    keep:str = 'last'        # One of `KEEP`: what a stage hands on
-    n_test:int|None = None   # Test images that are looked at, as many of each class; default: all
-    head:str = 'drawn'       # One of `HEADS`: the first classifier of a pre-trained network
-    later:ClassVar[tuple] = ('head',)
+    model: str = 'resnet18'   # One of `models.MODELS`
+    path: tuple[tuple[Task, Learn], ...] = ((Task(), Learn()),)   # ((τ1, ω1), …)
+    seed: int = 0             # Decides images, their order, initial weights, dropout and redraws, each from its own stream
+    width: float = 1.         # Channels are multiplied by this
+    norm: str | None = None     # `layer`, `batch` or `none`; default: as in the network's paper
+    dropout: float = 0.       # Probability
+    init: str | None = None     # `he` or `xavier`; default: as in the network's paper
+    pretrained: str | None = None  # `imagenet`: start from the ResNet-50 in `REINIT_DATA`
+    keep: str = 'last'        # One of `KEEP`: what a stage hands on
+    n_test: int | None = None   # Test images that are looked at, as many of each class; default: all
+    head: str = 'drawn'       # One of `HEADS`: the first classifier of a pre-trained network
+    later: ClassVar[tuple] = ('head',)
 
     @property
-    def net_options(self)->dict: return dict(width=self.width, norm=self.norm, dropout=self.dropout, init=self.init, seed=self.seed)
+    def net_options(self) -> dict: return dict(width=self.width, norm=self.norm, dropout=self.dropout, init=self.init, seed=self.seed)
 
 @patch
-def check(self:PathRun):
+def check(self: PathRun):
     paper = PAPERS[check_choice('model', self.model, MODELS)] | (dict(norm='batch') if self.pretrained else {})
-    for k in ('norm','init'):
+    for k in ('norm', 'init'):
         if getattr(self, k) is None: object.__setattr__(self, k, paper[k])
-    NetOptions(**self.net_options); check_choice('keep', self.keep, KEEP); check_choice('head', self.head, HEADS)
+    NetOptions(**self.net_options)
+    check_choice('keep', self.keep, KEEP)
+    check_choice('head', self.head, HEADS)
     if self.n_test is not None: check_number('n_test', self.n_test, 1, integer=True)
     if not self.path: raise ReinitError('path=() is empty: it needs one pair (Task, Learn) or more')
     if self.pretrained is None:
-        if self.head!='drawn': raise ReinitError(f"head={self.head!r} is for pre-trained networks: give pretrained='imagenet', or leave it out")
+        if self.head != 'drawn': raise ReinitError(f"head={self.head!r} is for pre-trained networks: give pretrained='imagenet', or leave it out")
         return
     check_choice('pretrained', self.pretrained, ('imagenet',))
-    if (self.model,self.width,self.norm,self.dropout)!=('resnet50',1.,'batch',0.): raise ReinitError(
+    if (self.model, self.width, self.norm, self.dropout) != ('resnet50', 1., 'batch', 0.): raise ReinitError(
         f"pretrained='imagenet' is a resnet50 of width 1 with BatchNorm and without dropout, not {self.model} of width {self.width:g}, norm={self.norm!r}, dropout={self.dropout:g}")
 
 # %% ../nbs/42_sequence.ipynb #8f047484
 @patch
-def upto(self:PathRun, k:int)->PathRun:
+def upto(self: PathRun, k: int) -> PathRun:
     "The same run, but for the stages after number `k`"
     return self.replace(path=self.path[:k])
 
 # %% ../nbs/42_sequence.ipynb #9b31ee5e
-def images_of(task:Task # Its data has to be here
-             )->tuple: # Classes, channels, pixels a side
+def images_of(task: Task  # Its data has to be here
+             ) -> tuple:  # Classes, channels, pixels a side
     "What a network needs to know of a task"
     d = load(task.dataset, task.size and _enlarged(task.size, task))
-    h,w = (task.size,)*2 if task.size else d.x_train.shape[1:3]
-    if h!=w: raise ReinitError(f'the images of {task.dataset!r} are {h}×{w}, and networks take square ones: give the task a size')
-    return len(class_names(task, d)),task.channels or (1 if d.x_train.ndim==3 else 3),h
+    h, w = (task.size,) * 2 if task.size else d.x_train.shape[1:3]
+    if h != w: raise ReinitError(f'the images of {task.dataset!r} are {h}×{w}, and networks take square ones: give the task a size')
+    return len(class_names(task, d)), task.channels or (1 if d.x_train.ndim == 3 else 3), h
 
-def classifier(net:nn.Module)->str: # Name of a module
+def classifier(net: nn.Module) -> str:  # Name of a module
     "The layer that a change of classes replaces: the last one that is drawn"
     return list(drawn(net))[-1].rpartition('.')[0]
 
 # %% ../nbs/42_sequence.ipynb #2a9b37aa
-def changes(old:dict, # State of the network before, name → tensor; shapes matter
-            net:nn.Module, # The network of the next task
-            stage:str='the next task' # For messages
-           )->dict: # Name → `kept`, `new` or `channels`
+def changes(old: dict,  # State of the network before, name → tensor; shapes matter
+            net: nn.Module,  # The network of the next task
+            stage: str = 'the next task'  # For messages
+           ) -> dict:  # Name → `kept`, `new` or `channels`
     "What becomes of each tensor at a task change"
-    last,first,out = classifier(net)+'.',first_layer(net)[0]+'.weight',{}
-    for k,v in net.state_dict().items():
-        a,b = tuple(old[k].shape) if k in old else None,tuple(v.shape)
-        if a==b: out[k] = 'kept'
-        elif k.startswith(last) and a and a[1:]==b[1:]: out[k] = 'new'
-        elif k==first and a and (a[0],*a[2:])==(b[0],*b[2:]) and 1 in (a[1],b[1]): out[k] = 'channels'
+    last, first, out = classifier(net) + '.', first_layer(net)[0] + '.weight', {}
+    for k, v in net.state_dict().items():
+        a, b = tuple(old[k].shape) if k in old else None, tuple(v.shape)
+        if a == b: out[k] = 'kept'
+        elif k.startswith(last) and a and a[1:] == b[1:]: out[k] = 'new'
+        elif k == first and a and (a[0], *a[2:]) == (b[0], *b[2:]) and 1 in (a[1], b[1]): out[k] = 'channels'
         else: raise ReinitError(f'{stage}: {k} has shape {b}, and {a or "nothing"} comes from the stage before. Give the tasks sizes and channels that lead to the same network')
     return out
 
 # %% ../nbs/42_sequence.ipynb #f4f3afa0
-def _as_channels(w, c): return w.sum(1, keepdim=True) if c==1 else w.expand(-1, c, *w.shape[2:])/c
+def _as_channels(w, c): return w.sum(1, keepdim=True) if c == 1 else w.expand(-1, c, *w.shape[2:]) / c
 
-def carry(old:dict, # State of the network before
-          net:nn.Module, # The network of the next task, changed in place
-          stage:str='the next task' # For messages
-         )->nn.Module: # `net`
+def carry(old: dict,  # State of the network before
+          net: nn.Module,  # The network of the next task, changed in place
+          stage: str = 'the next task'  # For messages
+         ) -> nn.Module:  # `net`
     "Hand the weights on"
-    what,new = changes(old, net, stage),net.state_dict()
-    net.load_state_dict({k:old[k] if w=='kept' else new[k] if w=='new' else _as_channels(old[k], new[k].shape[1]) for k,w in what.items()})
+    what, new = changes(old, net, stage), net.state_dict()
+    net.load_state_dict({k: old[k] if w == 'kept' else new[k] if w == 'new' else _as_channels(old[k], new[k].shape[1]) for k, w in what.items()})
     return net
 
 # %% ../nbs/42_sequence.ipynb #ee8222b2
 def _skeleton(run, i):
     "The network of stage `i` without weights"
-    n,c,px = images_of(run.path[i][0])
+    n, c, px = images_of(run.path[i][0])
     with torch.device('meta'):
         if not run.pretrained: return model(run.model, n_out=n, c_in=c, size=px, **run.net_options)
         from torchvision.models import resnet50
         net = resnet50(num_classes=n)
-    if c!=3: raise ReinitError(f'the pre-trained network takes 3 channels, and {run.path[i][0].dataset!r} has {c}: give the task channels=3')
+    if c != 3: raise ReinitError(f'the pre-trained network takes 3 channels, and {run.path[i][0].dataset!r} has {c}: give the task channels=3')
     return net
 
-def imagenet_start(n_out:int=10, # Classes
-                   seed:int=0, # Of the fresh classifier
-                   init:str='he', # Where it comes from
-                   head:str='drawn', # Or `zero`, as in `HEADS`
-                   path=None # As in `resnet50_imagenet`
-                  )->nn.Module: # torchvision's class
+def imagenet_start(n_out: int = 10,  # Classes
+                   seed: int = 0,  # Of the fresh classifier
+                   init: str = 'he',  # Where it comes from
+                   head: str = 'drawn',  # Or `zero`, as in `HEADS`
+                   path=None  # As in `resnet50_imagenet`
+                  ) -> nn.Module:  # torchvision's class
     "The ResNet-50 of ImageNet for images that are normalised as the appendix says"
     net = resnet50_imagenet(path)
-    with torch.no_grad(): net.conv1.weight.mul_(255*torch.tensor(IMAGENET_STATS[1])[:,None,None])
+    with torch.no_grad(): net.conv1.weight.mul_(255 * torch.tensor(IMAGENET_STATS[1])[:, None, None])
     net.fc = nn.Linear(net.fc.in_features, n_out)
-    if check_choice('head', head, HEADS)=='drawn': reset(net, init, Streams(seed).fork('head'), only=lambda n: n=='fc')
+    if check_choice('head', head, HEADS) == 'drawn': reset(net, init, Streams(seed).fork('head'), only=lambda n: n == 'fc')
     else: nn.init.zeros_(net.fc.weight); nn.init.zeros_(net.fc.bias)
     return net
 
 # %% ../nbs/42_sequence.ipynb #aae51b52
-def start(run:PathRun)->nn.Module:
+def start(run: PathRun) -> nn.Module:
     "The initial model of a path, for its first task"
-    n,c,px = images_of(run.path[0][0])
+    n, c, px = images_of(run.path[0][0])
     return imagenet_start(n, run.seed, run.init, run.head) if run.pretrained else model(run.model, n_out=n, c_in=c, size=px, **run.net_options)
 
-def enter(run:PathRun, # The path
-          i:int, # Stage, counted from 0
-          state:dict|None=None # Of the network before; `None`: the path starts
-         )->nn.Module:
+def enter(run: PathRun,  # The path
+          i: int,  # Stage, counted from 0
+          state: dict | None = None  # Of the network before; `None`: the path starts
+         ) -> nn.Module:
     "The network with which a stage begins, before its intervention"
-    if i==0: return start(run)
+    if i == 0: return start(run)
     net = start(run.upto(1).replace(path=(run.path[i],)))   # a new classifier is drawn here; all else is handed on
     return carry(state, net, f'stage {i+1}')
 
 # %% ../nbs/42_sequence.ipynb #6f142019
 def _method(before, b, init):
     "The callback whose rule is used, and the round in which it does what is asked for"
-    if before.name=='FC': return FCHeadCallback(init=init),2
-    if before.name=='LLF': return LLFCallback(select(b.model, before.layer or b[(len(b)+2)//2].name)[0], init=init),2
-    if before.name=='shrink': return ShrinkPerturbCallback(before.shrink, before.perturb, init=init),2
-    k = max(1, len(b)//2) if before.k is None else before.k
-    if not 1<=k<=len(b): raise ReinitError(f'LW: k={k}, and the network has blocks 1 to {len(b)}')
-    return LayerwiseCallback(normalize=False, init=init),k
+    if before.name == 'FC': return FCHeadCallback(init=init), 2
+    if before.name == 'LLF': return LLFCallback(select(b.model, before.layer or b[(len(b) + 2) // 2].name)[0], init=init), 2
+    if before.name == 'shrink': return ShrinkPerturbCallback(before.shrink, before.perturb, init=init), 2
+    k = max(1, len(b) // 2) if before.k is None else before.k
+    if not 1 <= k <= len(b): raise ReinitError(f'LW: k={k}, and the network has blocks 1 to {len(b)}')
+    return LayerwiseCallback(normalize=False, init=init), k
 
 # %% ../nbs/42_sequence.ipynb #01a9745c
 @torch.no_grad()
-def intervene(net:nn.Module, # Changed in place
-              before:Before|None, # What to do
-              streams:Streams|int=0, # Fresh weights come from its `reinit` stream; a number is a seed
-              init:str='he' # How they are drawn
-             )->nn.Module: # `net`
+def intervene(net: nn.Module,  # Changed in place
+              before: Before | None,  # What to do
+              streams: Streams | int = 0,  # Fresh weights come from its `reinit` stream; a number is a seed
+              init: str = 'he'  # How they are drawn
+             ) -> nn.Module:  # `net`
     "Do to a network what `before` says"
     if not isinstance(streams, Streams): streams = Streams(streams)
     if before is None: return net
-    if before.name=='dirac': dirac_reset(net, before.s, before.one_d); return net
-    if before.name=='fresh': return reset(net, init, streams)
-    b,ps = find_blocks(net),{n:p.data for n,p in net.named_parameters()}
-    cb,r = _method(before, b, init)
-    cb.parts,cb.streams = b,streams
-    if before.name=='LW': cb.norm0 = {n:norm_of(w) for n,w in fresh(net, drawn(net), init, streams).items()}
-    new = cb.weights({n:ps[n] for n,a in cb.acts(b, r).items() if a!='redrawn'}, r)[0]
+    if before.name == 'dirac': dirac_reset(net, before.s, before.one_d); return net
+    if before.name == 'fresh': return reset(net, init, streams)
+    b, ps = find_blocks(net), {n: p.data for n, p in net.named_parameters()}
+    cb, r = _method(before, b, init)
+    cb.parts, cb.streams = b, streams
+    if before.name == 'LW': cb.norm0 = {n: norm_of(w) for n, w in fresh(net, drawn(net), init, streams).items()}
+    new = cb.weights({n: ps[n] for n, a in cb.acts(b, r).items() if a != 'redrawn'}, r)[0]
     if whole := cb.redraws(b, r): reset(net, init, streams, only=whole)
-    for n,w in new.items(): ps[n].copy_(w)
+    for n, w in new.items(): ps[n].copy_(w)
     return net
 
 # %% ../nbs/42_sequence.ipynb #5ba0772a
-def fisher_pairs(h:Tensor, # Features, a row per example
-                 y:Tensor # Labels
-                )->Tensor: # Classes × classes; not a number on the diagonal
+def fisher_pairs(h: Tensor,  # Features, a row per example
+                 y: Tensor  # Labels
+                ) -> Tensor:  # Classes × classes; not a number on the diagonal
     "The Fisher score of every pair of classes, with w = μ2 − μ1"
-    h,ks = h.double(),y.unique()
-    mu = torch.stack([h[y==k].mean(0) for k in ks])
+    h, ks = h.double(), y.unique()
+    mu = torch.stack([h[y == k].mean(0) for k in ks])
     gap = torch.cdist(mu, mu, compute_mode='donot_use_mm_for_euclid_dist')**2
     # along all differences that begin at class a, the variance of class a
-    var = torch.stack([((h[y==k]-m)@(mu-m).T).square().mean(0) for k,m in zip(ks, mu)])
-    score = torch.where(gap>0, gap**2/(var+var.T), 0.)
-    one = torch.stack([(y==k).sum() for k in ks])<2   # a class of one example has no variance
-    score = score.masked_fill(one[:,None]|one, math.nan)
+    var = torch.stack([((h[y == k] - m) @ (mu - m).T).square().mean(0) for k, m in zip(ks, mu)])
+    score = torch.where(gap > 0, gap**2 / (var + var.T), 0.)
+    one = torch.stack([(y == k).sum() for k in ks]) < 2   # a class of one example has no variance
+    score = score.masked_fill(one[:, None] | one, math.nan)
     return score.fill_diagonal_(math.nan)
 
-def fisher_score(h:Tensor, y:Tensor)->float:
+def fisher_score(h: Tensor, y: Tensor) -> float:
     "Mean of `fisher_pairs`"
     return float(fisher_pairs(h, y).nanmean())
 
 # %% ../nbs/42_sequence.ipynb #43433733
 @torch.no_grad()
-def penultimate(net:nn.Module, # Any network
-                dl # Loader of batches `(x, y)`
-               )->tuple[Tensor,Tensor]: # Features and labels
+def penultimate(net: nn.Module,  # Any network
+                dl  # Loader of batches `(x, y)`
+               ) -> tuple[Tensor, Tensor]:  # Features and labels
     "What the classifier sees, averaged over the image where it is a convolution"
-    seen,ys,training = [],[],net.training
-    def note(m, args): seen.append(args[0].detach().flatten(2).mean(2).cpu() if args[0].dim()>2 else args[0].detach().cpu())
+    seen, ys, training = [], [], net.training
+    def note(m, args): seen.append(args[0].detach().flatten(2).mean(2).cpu() if args[0].dim() > 2 else args[0].detach().cpu())
     hook = net.get_submodule(classifier(net)).register_forward_pre_hook(note)
     try:
         net.eval()
-        for x,y in dl: net(x.as_subclass(Tensor)); ys.append(y.as_subclass(Tensor).cpu())
+        for x, y in dl: net(x.as_subclass(Tensor)); ys.append(y.as_subclass(Tensor).cpu())
     finally: hook.remove(); net.train(training)
-    return torch.cat(seen),torch.cat(ys)
+    return torch.cat(seen), torch.cat(ys)
 
 # %% ../nbs/42_sequence.ipynb #08801feb
-def missing(run:PathRun)->str|None: # What to do; `None` if nothing is missing
+def missing(run: PathRun) -> str | None:  # What to do; `None` if nothing is missing
     "Why a path cannot be followed here: images or pre-trained weights are not there"
-    for i,(task,_) in enumerate(run.path, 1):
+    for i, (task, _) in enumerate(run.path, 1):
         if why := no_data(task.dataset): return f'stage {i}: {why}'
     if not run.pretrained: return
     from reinit_nb.models import _find_weights
@@ -238,9 +245,9 @@ def missing(run:PathRun)->str|None: # What to do; `None` if nothing is missing
     except ReinitError as e: return str(e)
 
 # %% ../nbs/42_sequence.ipynb #bf1890b4
-def check_split(task:Task, # Its images
-                how:Learn, # Does it stop early?
-                stage:str='the task' # For messages
+def check_split(task: Task,  # Its images
+                how: Learn,  # Does it stop early?
+                stage: str = 'the task'  # For messages
                ):
     "Raise an error if the validation part does not do"
     d = load(task.dataset, task.size and _enlarged(task.size, task))
@@ -249,65 +256,65 @@ def check_split(task:Task, # Its images
     if not task.valid:
         if how.patience: raise ReinitError(f'{stage}: patience={how.patience} looks at the validation loss, and with valid=0 that is the test set: take valid=0.1')
         return
-    left = [c for c,n in zip(names, k) if not _held(int(n), task.valid)]
-    if left: raise ReinitError(f'{stage}: valid={task.valid:g} leaves no image of class {left[0]!r} for validation' + (f' (nor of {len(left)-1} others)' if len(left)>1 else '')
+    left = [c for c, n in zip(names, k) if not _held(int(n), task.valid)]
+    if left: raise ReinitError(f'{stage}: valid={task.valid:g} leaves no image of class {left[0]!r} for validation' + (f' (nor of {len(left)-1} others)' if len(left) > 1 else '')
                                + ': take n_train with 2 images of each class or more')
 
 # %% ../nbs/42_sequence.ipynb #c2474aa8
-def check_path(run:PathRun):
+def check_path(run: PathRun):
     "Raise an error that names the stage, if a path cannot be followed"
     if why := missing(run): raise ReinitError(why)
     before = None
-    for i,(task,how) in enumerate(run.path):
+    for i, (task, how) in enumerate(run.path):
         stage = f'stage {i+1} of {len(run.path)} ({task.dataset})'
         try:
             net = _skeleton(run, i)
-            if how.before and how.before.name not in ('dirac','fresh'):
-                cb,r = _method(how.before, b := find_blocks(net), run.init)
-                if how.before.name=='LLF': cb.acts(b, r)   # is there such a layer?
+            if how.before and how.before.name not in ('dirac', 'fresh'):
+                cb, r = _method(how.before, b := find_blocks(net), run.init)
+                if how.before.name == 'LLF': cb.acts(b, r)   # is there such a layer?
             check_split(task, how, 'the task')
         except ReinitError as e: raise ReinitError(f'{stage}: {str(e).removeprefix("the task: ")}') from e
         try: changes(before or net.state_dict(), net, stage)
         except ReinitError as e:
-            (_,c0,p0),(_,c,px) = images_of(run.path[i-1][0]),images_of(task)
+            (_, c0, p0), (_, c, px) = images_of(run.path[i - 1][0]), images_of(task)
             raise ReinitError(f'{e} (images of {px} pixels and {c} channels, after {p0} and {c0})') from e
         before = net.state_dict()
 
 # %% ../nbs/42_sequence.ipynb #e569521c
 class StageCallback(TrackerCallback):
     "Watch the validation loss of a stage: when to stop, and which weights were best"
-    order = TrackerCallback.order+4
+    order = TrackerCallback.order + 4
     def __init__(self,
-                 recipe:str='', # Hash of the path up to this stage
-                 patience:int|None=None, # As in `Learn`
-                 keep:str='last', # As in `PathRun`
-                 tick=None # Called after each epoch: how many are done, the validation loss, and how many an earlier session did
+                 recipe: str = '',  # Hash of the path up to this stage
+                 patience: int | None = None,  # As in `Learn`
+                 keep: str = 'last',  # As in `PathRun`
+                 tick=None  # Called after each epoch: how many are done, the validation loss, and how many an earlier session did
                 ):
         super().__init__(monitor='valid_loss')
-        self.recipe,self.patience,self.keep,self.tick = recipe,patience,keep,tick
-        self.waited,self.best_epoch,self.stopped,self.kept,self.first = 0,0,False,None,None
+        self.recipe, self.patience, self.keep, self.tick = recipe, patience, keep, tick
+        self.waited, self.best_epoch, self.stopped, self.kept, self.first = 0, 0, False, None, None
 
     def after_epoch(self):
         if self.learn.lock.locked(): return   # only a validation
         super().after_epoch()
         if self.first is None: self.first = self.epoch   # epochs before it were another session's
-        self.waited = 0 if self.new_best else self.waited+1
-        if self.new_best: self.best_epoch = self.epoch+1
-        if self.new_best and self.keep=='best': self.kept = {k:v.detach().clone() for k,v in root(self.model).state_dict().items()}
-        if self.tick: self.tick(self.epoch+1, float(self.recorder.values[-1][self.idx]), self.first)
-        if self.patience and self.waited>=self.patience and self.epoch+1<self.n_epoch: self.stopped = True; raise CancelFitException()
+        self.waited = 0 if self.new_best else self.waited + 1
+        if self.new_best: self.best_epoch = self.epoch + 1
+        if self.new_best and self.keep == 'best': self.kept = {k: v.detach().clone() for k, v in root(self.model).state_dict().items()}
+        if self.tick: self.tick(self.epoch + 1, float(self.recorder.values[-1][self.idx]), self.first)
+        if self.patience and self.waited >= self.patience and self.epoch + 1 < self.n_epoch: self.stopped = True; raise CancelFitException()
 
 # %% ../nbs/42_sequence.ipynb #8ecdd635
-_WATCHED = ('waited','best','best_epoch','stopped','kept')
+_WATCHED = ('waited', 'best', 'best_epoch', 'stopped', 'kept')
 
 @patch
-def state_dict(self:StageCallback)->dict: return {k:getattr(self, k) for k in _WATCHED}
+def state_dict(self: StageCallback) -> dict: return {k: getattr(self, k) for k in _WATCHED}
 @patch
-def load_state_dict(self:StageCallback, state:dict):
-    for k,v in state.items(): setattr(self, k, v)
+def load_state_dict(self: StageCallback, state: dict):
+    for k, v in state.items(): setattr(self, k, v)
 
 @patch
-def settle(self:StageCallback, net:nn.Module):
+def settle(self: StageCallback, net: nn.Module):
     "Go back to the best weights, if they are wanted"
     if self.kept is not None: net.load_state_dict(self.kept)
 
@@ -320,71 +327,71 @@ class _Count:
         try: self.wiring = wiring(net, shape)
         except ReinitError: self.wiring = None
     def __call__(self, net, suffix='', every=False):
-        nothing = dict.fromkeys(('filters','frozen','near','double','triple','weights'), math.nan)
-        try: t = [frozen_totals(mutually_frozen(net, self.wiring, cutoff=c)).iloc[0] for c in (.01,NEAR)] if self.wiring else None
+        nothing = dict.fromkeys(('filters', 'frozen', 'near', 'double', 'triple', 'weights'), math.nan)
+        try: t = [frozen_totals(mutually_frozen(net, self.wiring, cutoff=c)).iloc[0] for c in (.01, NEAR)] if self.wiring else None
         except ReinitError: t = None
-        found = nothing if t is None else dict(near=int(t[1].frozen)) | {k:int(t[0][k]) for k in nothing if k!='near'}
-        return found if every else {f'{k}{suffix}':found[k] for k in ('frozen','near')}
+        found = nothing if t is None else dict(near=int(t[1].frozen)) | {k: int(t[0][k]) for k in nothing if k != 'near'}
+        return found if every else {f'{k}{suffix}': found[k] for k in ('frozen', 'near')}
 
 # %% ../nbs/42_sequence.ipynb #3f50e474
 def _streams(run, i): return Streams(run.seed).fork('stage').fork(i)
 def _few_tests(data, n):
     "The first test images of every class, `n` in all"
     test = data.loaders[2]
-    if n is None or n>=len(test.dataset): return data
-    ds,y = test.dataset,np.asarray(test.dataset.y)
+    if n is None or n >= len(test.dataset): return data
+    ds, y = test.dataset, np.asarray(test.dataset.y)
     rank = pd.Series(y).groupby(y).cumcount().to_numpy()
     pick = np.sort(np.lexsort((y, rank))[:n])
     data.loaders[2] = test.new(Images(ds.x, y[pick], ds.classes, ds.idx[pick]), epoch=test.epoch)
     return data
 
-def _seed(run, i): return run.seed if i==0 else int(torch.randint(2**31, (), generator=_streams(run, i).noise))
+def _seed(run, i): return run.seed if i == 0 else int(torch.randint(2**31, (), generator=_streams(run, i).noise))
 
-def stage_learner(run:PathRun, # The path
-                  i:int, # Stage, counted from 0
-                  state:dict|None=None, # Of the network before
-                  cbs=(), # More callbacks
-                  device=None # Default: `default_device()`
-                 )->tuple: # fastai `Learner`, what was counted, and what counts
+def stage_learner(run: PathRun,  # The path
+                  i: int,  # Stage, counted from 0
+                  state: dict | None = None,  # Of the network before
+                  cbs=(),  # More callbacks
+                  device=None  # Default: `default_device()`
+                 ) -> tuple:  # fastai `Learner`, what was counted, and what counts
     "A `Learner` for one stage, after its intervention"
-    task,how = run.path[i]
-    data,net = _few_tests(dls(task, run.seed, bs=how.batch, device=device), run.n_test),enter(run, i, state)
-    data.train.epoch = sum(o.epochs for _,o in run.path[:i])
-    _,c,px = images_of(task)
-    count = _Count(net, (2,c,px,px))
+    task, how = run.path[i]
+    data, net = _few_tests(dls(task, run.seed, bs=how.batch, device=device), run.n_test), enter(run, i, state)
+    data.train.epoch = sum(o.epochs for _, o in run.path[:i])
+    _, c, px = images_of(task)
+    count = _Count(net, (2, c, px, px))
     counted = count(net, '_before')
     intervene(net, how.before, _streams(run, i), run.init)
     learn = Learner(data, net, CrossEntropyLossFlat(), optimizer(how), lr=how.lr, wd=how.wd, wd_bn_bias=True, metrics=accuracy, cbs=list(cbs))
-    return learn,counted | count(net, '_after'),count
+    return learn, counted | count(net, '_after'), count
 
 # %% ../nbs/42_sequence.ipynb #2abb0cd2
-def stage_row(run:PathRun, i:int, learn, cb:StageCallback, counted:dict, count)->dict: # One row
+def stage_row(run: PathRun, i: int, learn, cb: StageCallback, counted: dict, count) -> dict:  # One row
     "What a stage has led to"
-    task,how = run.path[i]
-    n,c,px = images_of(task)
-    found = {k:v for k,v in measure(learn).items() if k!='rounds'}
-    return dict(stage=i+1, dataset=task.dataset, images=len(learn.dls.train.dataset), tests=len(learn.dls.loaders[2].dataset), classes=n, channels=c, pixels=px) | found | dict(
+    task, how = run.path[i]
+    n, c, px = images_of(task)
+    found = {k: v for k, v in measure(learn).items() if k != 'rounds'}
+    return dict(stage=i + 1, dataset=task.dataset, images=len(learn.dls.train.dataset), tests=len(learn.dls.loaders[2].dataset), classes=n, channels=c, pixels=px) | found | dict(
         best_epoch=cb.best_epoch, best_valid_loss=float(cb.best), stopped=cb.stopped) | counted | count(learn.model, every=True) | dict(
         fisher=fisher_score(*penultimate(learn.model, learn.dls.loaders[2])), intervention=how.before.name if how.before else 'none')
 
 def _curve(learn, i):
     "Losses epoch by epoch"
     v = [list(map(float, o)) for o in learn.recorder.values]
-    return [dict(stage=i+1, epoch=e, train_loss=o[0], valid_loss=o[1], valid_acc=o[2]) for e,o in enumerate(v, 1)]
+    return [dict(stage=i + 1, epoch=e, train_loss=o[0], valid_loss=o[1], valid_acc=o[2]) for e, o in enumerate(v, 1)]
 
 # %% ../nbs/42_sequence.ipynb #d80f0ff9
-def _file(folder, run, i, what): return Path(folder)/f'{run.upto(i+1).hash}.{what}'
+def _file(folder, run, i, what): return Path(folder) / f'{run.upto(i+1).hash}.{what}'
 
 def _keep_stage(file, run, i, state, rows, curves):
     check_place(file)
     write_checkpoint(file, pack(dict(recipe=_facts(run, i), state=dict(state), rows=rows, curves=curves)))
 
-def _facts(run, i): return {k:str(v) for k,v in flat(run.upto(i+1)).items()}
+def _facts(run, i): return {k: str(v) for k, v in flat(run.upto(i + 1)).items()}
 
-def kept_stage(file, # Written by `follow`
-               run:PathRun, # The path
-               i:int # Stage, counted from 0
-              )->dict: # state, rows, curves
+def kept_stage(file,  # Written by `follow`
+               run: PathRun,  # The path
+               i: int  # Stage, counted from 0
+              ) -> dict:  # state, rows, curves
     "What a stage has ended with, if the file is of this recipe"
     found = unpack(read_checkpoint(file))
     check_same(_facts(run, i), found['recipe'], file)
@@ -393,88 +400,89 @@ def kept_stage(file, # Written by `follow`
 # %% ../nbs/42_sequence.ipynb #15e3db73
 class Followed(NamedTuple):
     "A path that has been followed"
-    learn:Learner # Of the last stage, trained
-    rows:pd.DataFrame # One row per stage
-    curves:pd.DataFrame # One row per stage and epoch
+    learn: Learner  # Of the last stage, trained
+    rows: pd.DataFrame  # One row per stage
+    curves: pd.DataFrame  # One row per stage and epoch
 
 
 # %% ../nbs/42_sequence.ipynb #734ef429
 def _write_diary(folder, run, rows, curves, **now):
     n = len(run.path)
-    atomic_write(_file(folder, run, n-1, 'json'), json.dumps(dict(recipe=_facts(run, n-1), now=dict(of=n) | now, stages=rows, epochs=curves), indent=1, default=str).encode())
+    atomic_write(_file(folder, run, n - 1, 'json'), json.dumps(dict(recipe=_facts(run, n - 1), now=dict(of=n) | now, stages=rows, epochs=curves), indent=1, default=str).encode())
 
 class _Tick:
     "A bar over the epochs of all stages that are left, and the diary"
     def __init__(self, run, show, folder, first, rows, curves):
-        self.run,self.folder,self.n,self.t0,self.wrote = run,folder,[how.epochs for _,how in run.path],time.monotonic(),-math.inf
+        self.run, self.folder, self.n, self.t0, self.wrote = run, folder, [how.epochs for _, how in run.path], time.monotonic(), -math.inf
         self.base = sum(self.n[:first])   # done by an earlier session: that says nothing about the time that this one takes
-        self.bar,self.done,self.rows,self.curves = _bar(sum(self.n)-self.base, '') if show else None,None,rows,curves
-    def at(self, i): return lambda done,loss,before: self(i, done, loss, before)
+        self.bar, self.done, self.rows, self.curves = _bar(sum(self.n) - self.base, '') if show else None, None, rows, curves
+    def at(self, i): return lambda done, loss, before: self(i, done, loss, before)
     def __call__(self, i, done, loss=None, before=0):
         "`done` epochs of stage `i`, of which `before` belong to an earlier session"
         if before and not self.done:
             self.base += before
             if self.bar: self.bar.total -= before
-        at = max(0, sum(self.n[:i])+done-self.base)
+        at = max(0, sum(self.n[:i]) + done - self.base)
         if loss is not None: self.note(i, done, loss, at)
-        if self.bar is None or self.done==at: self.done = at; return   # a bar that is told twice that it is full begins anew
+        if self.bar is None or self.done == at: self.done = at; return   # a bar that is told twice that it is full begins anew
         self.bar.comment = f'stage {i+1} of {len(self.n)}' + (f': epoch {done} of {self.n[i]}, validation loss {loss:.3f}' if loss is not None else '')
-        self.done = at; self.bar.update(at)
+        self.done = at
+        self.bar.update(at)
 
 # %% ../nbs/42_sequence.ipynb #96c0c74c
 @patch
-def note(self:_Tick, i, done, loss, at):
+def note(self: _Tick, i, done, loss, at):
     "Write down where the path is, not more often than every two seconds"
-    if self.folder is None or (now := time.monotonic())<self.wrote+2: return
-    left = (now-self.t0)/max(1, at)*(sum(self.n)-self.base-at)
-    _write_diary(self.folder, self.run, self.rows, self.curves, stage=i+1, epoch=done, epochs=self.n[i], valid_loss=loss, seconds_left=round(left, 1))
+    if self.folder is None or (now := time.monotonic()) < self.wrote + 2: return
+    left = (now - self.t0) / max(1, at) * (sum(self.n) - self.base - at)
+    _write_diary(self.folder, self.run, self.rows, self.curves, stage=i + 1, epoch=done, epochs=self.n[i], valid_loss=loss, seconds_left=round(left, 1))
     self.wrote = now
 
-def diaries(folder # Of `follow`; for a sweep, `.checkpoints` in its store
-           )->pd.DataFrame: # One row per path: recipe, stage, of, epoch, epochs, valid_loss, seconds_left, done
+def diaries(folder  # Of `follow`; for a sweep, `.checkpoints` in its store
+           ) -> pd.DataFrame:  # One row per path: recipe, stage, of, epoch, epochs, valid_loss, seconds_left, done
     "Where the paths of a folder stand, also while other processes follow them"
     rows = [dict(recipe=p.stem) | json.loads(p.read_text())['now'] for p in sorted(Path(folder).glob('[!.]*.json'))]
-    return pd.DataFrame(rows, columns=['recipe','stage','of','epoch','epochs','valid_loss','seconds_left','done'])
+    return pd.DataFrame(rows, columns=['recipe', 'stage', 'of', 'epoch', 'epochs', 'valid_loss', 'seconds_left', 'done'])
 
 # %% ../nbs/42_sequence.ipynb #8046e955
 def _stage(run, i, state, file, seconds, tick, cbs, device):
     "Train one stage; gives the `Learner`, its row and its curve"
     how = run.path[i][1]
     with seeded(_seed(run, i), None):
-        cb = StageCallback(run.upto(i+1).hash, how.patience, run.keep, tick)
-        learn,counted,count = stage_learner(run, i, state, [cb, *cbs], device)
+        cb = StageCallback(run.upto(i + 1).hash, how.patience, run.keep, tick)
+        learn, counted, count = stage_learner(run, i, state, [cb, *cbs], device)
         _silence(learn)
         try: fit(learn, how, [seldom(file, seconds)] if file else [])
-        except ReinitError as e: raise ReinitError(f'stage {i+1}: '+str(e).rpartition(':\n\t')[2]) from e   # fastai puts the callback's name before it
+        except ReinitError as e: raise ReinitError(f'stage {i+1}: ' + str(e).rpartition(':\n\t')[2]) from e   # fastai puts the callback's name before it
         cb.settle(learn.model)
         row = stage_row(run, i, learn, cb, counted, count)
-    bad = [k for k in ('train_loss','valid_loss','test_loss') if not math.isfinite(row[k])]
+    bad = [k for k in ('train_loss', 'valid_loss', 'test_loss') if not math.isfinite(row[k])]
     if bad: raise ReinitError(f'stage {i+1}: {", ".join(bad)} are not finite: training has diverged. Try a lower learning rate')
-    return learn,row,_curve(learn, i)
+    return learn, row, _curve(learn, i)
 
 # %% ../nbs/42_sequence.ipynb #53c3912d
 def _forget(folder, run):
     for i in range(len(run.path)):
-        for what in ('stage','pth','json'): _file(folder, run, i, what).unlink(missing_ok=True)
+        for what in ('stage', 'pth', 'json'): _file(folder, run, i, what).unlink(missing_ok=True)
 
-def follow(run:PathRun, # The path
-           folder=None, # Where to resume from and to write to
-           show:bool=False, # Show a bar: stage, epoch, time left?
-           cbs=(), # More callbacks, in all stages
-           threads:int|None=1, # On the CPU; `None`: as torch is set
-           device=None, # Default: `default_device()`
-           seconds:float=0, # Between two checkpoints, at least
-           fresh:bool=False # Start over, whatever is in `folder`?
-          )->Followed:
+def follow(run: PathRun,  # The path
+           folder=None,  # Where to resume from and to write to
+           show: bool = False,  # Show a bar: stage, epoch, time left?
+           cbs=(),  # More callbacks, in all stages
+           threads: int | None = 1,  # On the CPU; `None`: as torch is set
+           device=None,  # Default: `default_device()`
+           seconds: float = 0,  # Between two checkpoints, at least
+           fresh: bool = False  # Start over, whatever is in `folder`?
+          ) -> Followed:
     "Ω: train a network on one task after another"
     check_path(run)
     if folder and fresh: _forget(folder, run)
-    if folder: check_place(_file(folder, run, len(run.path)-1, 'json'))
-    n,state,rows,curves,learn,first = len(run.path),None,[],[],None,0
-    for i in reversed(range(n-1) if folder else ()):
+    if folder: check_place(_file(folder, run, len(run.path) - 1, 'json'))
+    n, state, rows, curves, learn, first = len(run.path), None, [], [], None, 0
+    for i in reversed(range(n - 1) if folder else ()):
         if (file := _file(folder, run, i, 'stage')).exists():
             found = kept_stage(file, run, i)
-            state,rows,curves,first = found['state'],found['rows'],found['curves'],i+1
+            state, rows, curves, first = found['state'], found['rows'], found['curves'], i + 1
             _file(folder, run, i, 'pth').unlink(missing_ok=True)   # of no use any more
             break
     tick = _Tick(run, show, folder, first, rows, curves)
@@ -482,44 +490,46 @@ def follow(run:PathRun, # The path
         for i in range(first, n):
             tick(i, 0)
             file = folder and _file(folder, run, i, 'pth')
-            learn,row,curve = _stage(run, i, state, file, seconds, tick.at(i), cbs, device)
-            state,rows,curves = {k:v.detach().cpu() for k,v in learn.model.state_dict().items()},[*rows, row],[*curves, *curve]
-            tick.rows,tick.curves = rows,curves
+            learn, row, curve = _stage(run, i, state, file, seconds, tick.at(i), cbs, device)
+            state, rows, curves = {k: v.detach().cpu() for k, v in learn.model.state_dict().items()}, [*rows, row], [*curves, *curve]
+            tick.rows, tick.curves = rows, curves
             tick(i, run.path[i][1].epochs)
-            if folder and i<n-1: _keep_stage(_file(folder, run, i, 'stage'), run, i, state, rows, curves)
-            if folder: _write_diary(folder, run, rows, curves, stage=i+1, epoch=row['epochs'], epochs=run.path[i][1].epochs, valid_loss=row['valid_loss'], done=i==n-1); Path(file).unlink(missing_ok=True)
+            if folder and i < n - 1: _keep_stage(_file(folder, run, i, 'stage'), run, i, state, rows, curves)
+            if folder: _write_diary(folder, run, rows, curves, stage=i + 1, epoch=row['epochs'], epochs=run.path[i][1].epochs, valid_loss=row['valid_loss'], done=i == n - 1); Path(file).unlink(missing_ok=True)
     return Followed(learn, pd.DataFrame(rows), pd.DataFrame(curves))
 
 # %% ../nbs/42_sequence.ipynb #06b0315a
-def plot_path(curves:pd.DataFrame, # From `follow`
-              ax=None # Where to draw
-             ): # Axes
+def plot_path(curves: pd.DataFrame,  # From `follow`
+              ax=None  # Where to draw
+             ):  # Axes
     "Losses over all stages"
     from matplotlib import pyplot as plt
-    ax = ax or plt.subplots(figsize=(5.5,2.6), layout='constrained')[1]
-    x = np.arange(1, len(curves)+1)
-    for k,c in (('train_loss','C0'),('valid_loss','C1')):
-        for j,(_,g) in enumerate(curves.assign(x=x).groupby('stage')): ax.plot(g.x, g[k], 'o-', ms=3, c=c, label=None if j else k.replace('_', ' '))
-    for s,g in curves.assign(x=x).groupby('stage'):
-        ax.axvline(g.x.iloc[0]-.5, c='k', lw=.6, ls=':'); ax.text(g.x.iloc[0]-.4, ax.get_ylim()[1], f'stage {s}', va='bottom', fontsize='small')
-    ax.set(xlabel='epoch', ylabel='loss', yscale='log'); ax.legend(frameon=False, fontsize='small')
+    ax = ax or plt.subplots(figsize=(5.5, 2.6), layout='constrained')[1]
+    x = np.arange(1, len(curves) + 1)
+    for k, c in (('train_loss', 'C0'), ('valid_loss', 'C1')):
+        for j, (_, g) in enumerate(curves.assign(x=x).groupby('stage')): ax.plot(g.x, g[k], 'o-', ms=3, c=c, label=None if j else k.replace('_', ' '))
+    for s, g in curves.assign(x=x).groupby('stage'):
+        ax.axvline(g.x.iloc[0] - .5, c='k', lw=.6, ls=':')
+        ax.text(g.x.iloc[0] - .4, ax.get_ylim()[1], f'stage {s}', va='bottom', fontsize='small')
+    ax.set(xlabel='epoch', ylabel='loss', yscale='log')
+    ax.legend(frameon=False, fontsize='small')
     return ax
 
 # %% ../nbs/42_sequence.ipynb #0b4a8256
-def plan(recipes:Sequence[PathRun])->list: # Portions
+def plan(recipes: Sequence[PathRun]) -> list:  # Portions
     "Runs with the same first stage together"
     groups = {}
-    for r in recipes: groups.setdefault(r.upto(1).hash if len(r.path)>1 else r.hash, []).append(r)
+    for r in recipes: groups.setdefault(r.upto(1).hash if len(r.path) > 1 else r.hash, []).append(r)
     return list(groups.values())
 
-def run_one(run:PathRun, # What to train
-            folder=None # As in `follow`
-           )->list[dict]: # One row per stage
+def run_one(run: PathRun,  # What to train
+            folder=None  # As in `follow`
+           ) -> list[dict]:  # One row per stage
     "Follow a path and give its rows"
     return follow(run, folder, seconds=10).rows.to_dict('records')
 
-def run(recipes:Sequence[PathRun], # What to train, one after the other
-        checkpoints=None # Folder
-       )->list: # For each, a list of rows
+def run(recipes: Sequence[PathRun],  # What to train, one after the other
+        checkpoints=None  # Folder
+       ) -> list:  # For each, a list of rows
     "`run_one` for every recipe"
     return [run_one(r, checkpoints) for r in recipes]

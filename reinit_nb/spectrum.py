@@ -9,116 +9,119 @@ __all__ = ['WINDOWS', 'FLOOR', 'Probe', 'grid', 'lines', 'planes', 'values', 'wi
            'SpectrumCallback', 'convergence', 'plot_amplitudes', 'plot_convergence', 'plot_spectrogram']
 
 # %% ../nbs/27_spectrum.ipynb #9233e2e8
-import copy,math
-from collections.abc import Callable,Iterable
+import copy
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
 from fastcore.basics import patch
-from torch import Tensor,fx,nn
+from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
-from .core import ReinitError,Streams,check_choice,check_number
-from .flatness import _axes,batches,untouched
+
+from .core import ReinitError, Streams, check_choice, check_number
+from .flatness import _axes, batches, untouched
 
 # %% ../nbs/27_spectrum.ipynb #8baa1431
 @dataclass
 class Probe:
     "Lines (one axis) or planes (two axes) in the space of inputs, and how many points they are looked at"
-    origin:Tensor # m × shape of an input
-    axes:Tensor # axes × m × shape of an input
-    n:int=256 # Points along each axis
-    unit:float=1. # Length of an axis, in the unit of which frequencies are cycles
+    origin: Tensor  # m × shape of an input
+    axes: Tensor  # axes × m × shape of an input
+    n: int = 256  # Points along each axis
+    unit: float = 1.  # Length of an axis, in the unit of which frequencies are cycles
     def __post_init__(self):
-        self.n,self.unit = check_number('n', self.n, 4, integer=True),check_number('unit', self.unit, 0, lo_open=True)
-        if self.axes.shape[1:]!=self.origin.shape or len(self.axes) not in (1,2): raise ReinitError(f'axes have shape {tuple(self.axes.shape)}, and should be 1 or 2 × {tuple(self.origin.shape)}, the shape of origin')
+        self.n, self.unit = check_number('n', self.n, 4, integer=True), check_number('unit', self.unit, 0, lo_open=True)
+        if self.axes.shape[1:] != self.origin.shape or len(self.axes) not in (1, 2): raise ReinitError(f'axes have shape {tuple(self.axes.shape)}, and should be 1 or 2 × {tuple(self.origin.shape)}, the shape of origin')
         if not (self.origin.isfinite().all() and self.axes.isfinite().all()): raise ReinitError('origin and axes should be finite')
-        bad = (self.axes.flatten(2).norm(dim=2)==0).any(0).nonzero().flatten().tolist()
+        bad = (self.axes.flatten(2).norm(dim=2) == 0).any(0).nonzero().flatten().tolist()
         if bad: raise ReinitError(f'axes: {len(bad)} of {len(self)} lines have no length (the first is number {bad[0]}): their two ends are the same point')
         self._check_planes()
     def __len__(self): return len(self.origin)
     @property
-    def dim(self)->int: return len(self.axes)
+    def dim(self) -> int: return len(self.axes)
     @property
-    def size(self)->int: return len(self)*self.n**self.dim
+    def size(self) -> int: return len(self) * self.n**self.dim
 
 # %% ../nbs/27_spectrum.ipynb #c0111ea1
 @patch
-def _check_planes(self:Probe):
+def _check_planes(self: Probe):
     "The two axes of a plane should not lie on one line: the sine of their angle is a millionth or more"
-    if self.dim==1: return
-    a,b = (o.flatten(1).double() for o in self.axes)
-    a,b = (o/o.norm(dim=1, keepdim=True) for o in (a,b))
-    bad = ((b-(a*b).sum(1, keepdim=True)*a).norm(dim=1)<1e-6).nonzero().flatten().tolist()
+    if self.dim == 1: return
+    a, b = (o.flatten(1).double() for o in self.axes)
+    a, b = (o / o.norm(dim=1, keepdim=True) for o in (a, b))
+    bad = ((b - (a * b).sum(1, keepdim=True) * a).norm(dim=1) < 1e-6).nonzero().flatten().tolist()
     if bad: raise ReinitError(f'axes: {len(bad)} of {len(self)} planes are no planes (the first is number {bad[0]}): their two axes lie on one line. Give three points that do not, or lines')
 
 # %% ../nbs/27_spectrum.ipynb #44be9e7f
 @patch
-def points(self:Probe,
-           start:int=0, # First point
-           stop:int|None=None # Behind the last; default: all
-          )->Tensor: # Points × shape of an input
+def points(self: Probe,
+           start: int = 0,  # First point
+           stop: int | None = None  # Behind the last; default: all
+          ) -> Tensor:  # Points × shape of an input
     "Some points of all lines or planes, in order"
     i = torch.arange(start, self.size if stop is None else min(stop, self.size), device=self.origin.device)
-    line,x = i//self.n**self.dim,None
-    if len(line) and line[0]==line[-1]: line = line[:1]   # nothing is copied for points of one line
-    for k,a in enumerate(self.axes):
-        t = (i//self.n**(self.dim-1-k)%self.n).to(a.dtype)/self.n   # whole numbers divided by each other would be in single precision
-        step = a[line]*t.view(-1, *[1]*(a.ndim-1))
+    line, x = i // self.n**self.dim, None
+    if len(line) and line[0] == line[-1]: line = line[:1]   # nothing is copied for points of one line
+    for k, a in enumerate(self.axes):
+        t = (i // self.n**(self.dim - 1 - k) % self.n).to(a.dtype) / self.n   # whole numbers divided by each other would be in single precision
+        step = a[line] * t.view(-1, *[1] * (a.ndim - 1))
         x = step.add_(self.origin[line]) if x is None else x.add_(step)
     return x
 
 # %% ../nbs/27_spectrum.ipynb #56297225
 @patch
-def to(self:Probe, device=None, dtype=None)->'Probe':
+def to(self: Probe, device=None, dtype=None) -> 'Probe':
     "The same probe elsewhere, or in another precision"
     def move(t): return t.to(dtype=dtype).to(device)   # first the type: not every device has every type
     return Probe(move(self.origin), move(self.axes), self.n, self.unit)
 
 # %% ../nbs/27_spectrum.ipynb #560292ae
-def grid(lo:float=-1., # Begin of each axis
-         hi:float=1., # End of each axis; not a point itself
-         n:int=512, # Points along each axis
-         dim:int=1 # 1 for functions of one coordinate, 2 for two
-        )->Probe: # One line or one plane
+def grid(lo: float = -1.,  # Begin of each axis
+         hi: float = 1.,  # End of each axis; not a point itself
+         n: int = 512,  # Points along each axis
+         dim: int = 1  # 1 for functions of one coordinate, 2 for two
+        ) -> Probe:  # One line or one plane
     "The points at which a network of coordinates is looked at"
-    lo,hi,dim = check_number('lo', lo),check_number('hi', hi),check_number('dim', dim, 1, 2, integer=True)
-    if not hi>lo: raise ReinitError(f'hi={hi} should be larger than lo={lo}: the grid has no length')
-    return Probe(torch.full((1,dim), lo, dtype=torch.float64), (hi-lo)*torch.eye(dim, dtype=torch.float64)[:,None], n, hi-lo)
+    lo, hi, dim = check_number('lo', lo), check_number('hi', hi), check_number('dim', dim, 1, 2, integer=True)
+    if not hi > lo: raise ReinitError(f'hi={hi} should be larger than lo={lo}: the grid has no length')
+    return Probe(torch.full((1, dim), lo, dtype=torch.float64), (hi - lo) * torch.eye(dim, dtype=torch.float64)[:, None], n, hi - lo)
 
 # %% ../nbs/27_spectrum.ipynb #1c826bb6
 def _inputs(data):
     "All inputs, as one tensor"
     if isinstance(data, Tensor): x = data.as_subclass(Tensor)
-    else: x = torch.cat([x for x,_ in batches(data)])
-    if x.ndim<2 or not x.is_floating_point(): raise ReinitError(f'data: inputs of shape {tuple(x.shape)} and type {x.dtype} should be floating point numbers, a row per example')
+    else: x = torch.cat([x for x, _ in batches(data)])
+    if x.ndim < 2 or not x.is_floating_point(): raise ReinitError(f'data: inputs of shape {tuple(x.shape)} and type {x.dtype} should be floating point numbers, a row per example')
     return x.detach()
 
 # %% ../nbs/27_spectrum.ipynb #1f396b13
 def _through(data, k, m, n, seed):
     "A probe through `k` examples at a time"
-    x,m = _inputs(data),check_number('m', m, 1, integer=True)
-    if len(x)<k: raise ReinitError(f'data: {len(x)} examples were given, and {k} or more are needed')
+    x, m = _inputs(data), check_number('m', m, 1, integer=True)
+    if len(x) < k: raise ReinitError(f'data: {len(x)} examples were given, and {k} or more are needed')
     g = Streams(seed).data
     i = torch.stack([torch.randperm(len(x), generator=g)[:k] for _ in range(m)]).to(x.device)
-    return Probe(x[i[:,0]], torch.stack([x[i[:,j]]-x[i[:,0]] for j in range(1, k)]), n)
+    return Probe(x[i[:, 0]], torch.stack([x[i[:, j]] - x[i[:, 0]] for j in range(1, k)]), n)
 
 # %% ../nbs/27_spectrum.ipynb #ddd06d40
-def lines(data, # Inputs, or as in `batches`
-          m:int=64, # Lines
-          n:int=256, # Points on each
-          seed:int=0 # Of the choice, from the `data` stream
-         )->Probe:
+def lines(data,  # Inputs, or as in `batches`
+          m: int = 64,  # Lines
+          n: int = 256,  # Points on each
+          seed: int = 0  # Of the choice, from the `data` stream
+         ) -> Probe:
     "Lines between two random examples"
     return _through(data, 2, m, n, seed)
 
 # %% ../nbs/27_spectrum.ipynb #0065b16b
-def planes(data, # Inputs, or as in `batches`
-           m:int=8, # Planes
-           n:int=32, # Points along each side
-           seed:int=0 # Of the choice, from the `data` stream
-          )->Probe:
+def planes(data,  # Inputs, or as in `batches`
+           m: int = 8,  # Planes
+           n: int = 32,  # Points along each side
+           seed: int = 0  # Of the choice, from the `data` stream
+          ) -> Probe:
     "Planes through three random examples"
     return _through(data, 3, m, n, seed)
 
@@ -127,29 +130,29 @@ def _home(model):
     "Device and floating type of a model; for one without parameters, of the CPU in double precision"
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
     t = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.zeros((), dtype=torch.float64))
-    return t.device,t.dtype
+    return t.device, t.dtype
 
 # %% ../nbs/27_spectrum.ipynb #a912f749
 def _pick(out, outputs):
     "Points × chosen outputs"
     out = out.reshape(len(out), -1)
-    if outputs=='mean': return out.mean(1, keepdim=True)
-    if outputs=='each': return out
-    if isinstance(outputs, str): check_choice('outputs', outputs, ['mean','each'])
-    return out[:,[check_number('outputs', outputs, 0, out.shape[1]-1, integer=True)]]
+    if outputs == 'mean': return out.mean(1, keepdim=True)
+    if outputs == 'each': return out
+    if isinstance(outputs, str): check_choice('outputs', outputs, ['mean', 'each'])
+    return out[:, [check_number('outputs', outputs, 0, out.shape[1] - 1, integer=True)]]
 
 # %% ../nbs/27_spectrum.ipynb #0bdfa6b4
 def _run(model, x, outputs, given='probe'):
     "Chosen outputs for some points; `given` is the argument that they come from"
     try: out = model(x)
     except Exception as e: raise ReinitError(f'{given}: {type(model).__name__} does not run on {"points" if given=="probe" else "inputs"} of shape {tuple(x.shape[1:])}: {(str(e) or repr(e)).splitlines()[0]}') from e
-    if not isinstance(out, Tensor) or not out.ndim or len(out)!=len(x): raise ReinitError(f'model: its output is {tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}, and should be a tensor with a row for each of {len(x)} points')
+    if not isinstance(out, Tensor) or not out.ndim or len(out) != len(x): raise ReinitError(f'model: its output is {tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}, and should be a tensor with a row for each of {len(x)} points')
     return _pick(out.as_subclass(Tensor), outputs)
 
 # %% ../nbs/27_spectrum.ipynb #b7ce8cd6
 def _layout(model, x):
     "The memory format in which `model` is asked: pixels of all channels together are faster for convolutions, but not every model takes them"
-    if x.ndim!=4 or not any(isinstance(m, nn.Conv2d) for m in model.modules()): return torch.contiguous_format
+    if x.ndim != 4 or not any(isinstance(m, nn.Conv2d) for m in model.modules()): return torch.contiguous_format
     try: model(x[:1].contiguous(memory_format=torch.channels_last))
     except Exception: return torch.contiguous_format
     return torch.channels_last
@@ -161,22 +164,23 @@ def _channels_last(p):
 
 def _batch_size(bs, shape):
     "Points that go through the model at once: two megabytes or less, and a power of two, so that batches are parts of lines, unless told otherwise"
-    return 2**(min(4096, max(16, 2**19//max(1, math.prod(shape)))).bit_length()-1) if bs is None else check_number('bs', bs, 1, integer=True)
+    return 2**(min(4096, max(16, 2**19 // max(1, math.prod(shape)))).bit_length() - 1) if bs is None else check_number('bs', bs, 1, integer=True)
 
 # %% ../nbs/27_spectrum.ipynb #c0111ea3
-_CONVS,_NORMS = (nn.Conv1d,nn.Conv2d,nn.Conv3d),(nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d)
+_CONVS, _NORMS = (nn.Conv1d, nn.Conv2d, nn.Conv3d), (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 def _folded(model):
     "A copy as a graph in which BatchNorm is part of the convolution before it"
     net = fx.symbolic_trace(copy.deepcopy(model))
-    calls = [o.target for o in net.graph.nodes if o.op=='call_module']
-    def layer(o, kinds): return o.op=='call_module' and calls.count(o.target)==1 and type(m := net.get_submodule(o.target)) in kinds and m
+    calls = [o.target for o in net.graph.nodes if o.op == 'call_module']
+    def layer(o, kinds): return o.op == 'call_module' and calls.count(o.target) == 1 and type(m := net.get_submodule(o.target)) in kinds and m
     for o in list(net.graph.nodes):
         norm = layer(o, _NORMS)
-        conv = norm and norm.track_running_stats and len(o.args[0].users)==1 and layer(o.args[0], _CONVS)
+        conv = norm and norm.track_running_stats and len(o.args[0].users) == 1 and layer(o.args[0], _CONVS)
         if not conv: continue
         net.add_submodule(o.args[0].target, fuse_conv_bn_eval(conv, norm))
-        o.replace_all_uses_with(o.args[0]); net.graph.erase_node(o)
+        o.replace_all_uses_with(o.args[0])
+        net.graph.erase_node(o)
     net.recompile()
     return net
 
@@ -185,228 +189,231 @@ def _first_done(net, p):
     "The graph without its first layer, and the probe behind that layer; both as they are where that does not pay"
     x = next(iter(net.graph.nodes))
     first = list(x.users)
-    if len(first)!=1 or first[0].op!='call_module' or first[0].args!=(x,) or first[0].kwargs: return net,p
+    if len(first) != 1 or first[0].op != 'call_module' or first[0].args != (x,) or first[0].kwargs: return net, p
     layer = net.get_submodule(first[0].target)
-    if type(layer) not in (*_CONVS,nn.Linear) or layer(p.origin[:1]).numel()>4*p.origin[:1].numel(): return net,p
+    if type(layer) not in (*_CONVS, nn.Linear) or layer(p.origin[:1]).numel() > 4 * p.origin[:1].numel(): return net, p
     bias = layer(torch.zeros_like(p.origin[:1]))
-    q = Probe(layer(p.origin), torch.stack([layer(a)-bias for a in p.axes]), p.n, p.unit)
-    first[0].replace_all_uses_with(x); net.graph.erase_node(first[0]); net.recompile()
-    return net,q
+    q = Probe(layer(p.origin), torch.stack([layer(a) - bias for a in p.axes]), p.n, p.unit)
+    first[0].replace_all_uses_with(x)
+    net.graph.erase_node(first[0])
+    net.recompile()
+    return net, q
 
 # %% ../nbs/27_spectrum.ipynb #c0111ea5
 def _short_cut(model, p):
     "Model and probe that give the same with less work, or as they are"
     hooks = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    if hooks or not any(type(m) in _CONVS for m in model.modules()): return model,p
+    if hooks or not any(type(m) in _CONVS for m in model.modules()): return model, p
     try:
-        net,q = _first_done(_folded(model), p)
-        want,got = (f(torch.cat([o.points(0, 1), o.points(o.size-1)])) for f,o in ((model,p),(net,q)))
-        same = torch.allclose(got, want, rtol=0, atol=torch.finfo(want.dtype).eps**.5*want.abs().max().item())
-    except Exception: return model,p     # whatever is wrong with the model is said when it is asked
-    return (net,q) if same else (model,p)
+        net, q = _first_done(_folded(model), p)
+        want, got = (f(torch.cat([o.points(0, 1), o.points(o.size - 1)])) for f, o in ((model, p), (net, q)))
+        same = torch.allclose(got, want, rtol=0, atol=torch.finfo(want.dtype).eps**.5 * want.abs().max().item())
+    except Exception: return model, p     # whatever is wrong with the model is said when it is asked
+    return (net, q) if same else (model, p)
 
 # %% ../nbs/27_spectrum.ipynb #3d8d018f
-def values(model:nn.Module, # Any model
-           probe:Probe, # Where to look, from `grid`, `lines` or `planes`
-           outputs:str|int='mean', # `mean` over all outputs, `each`, or the number of one
-           bs:int|None=None # Points at once; default: by their size
-          )->Tensor: # Lines × n (× n) × outputs, in double precision on the CPU
+def values(model: nn.Module,  # Any model
+           probe: Probe,  # Where to look, from `grid`, `lines` or `planes`
+           outputs: str | int = 'mean',  # `mean` over all outputs, `each`, or the number of one
+           bs: int | None = None  # Points at once; default: by their size
+          ) -> Tensor:  # Lines × n (× n) × outputs, in double precision on the CPU
     "What `model` says at the points of `probe`"
     if not isinstance(probe, Probe): raise ReinitError(f'probe is a {type(probe).__name__}: make one with grid, lines or planes')
-    device,dtype = _home(model)
-    bs,p,found = _batch_size(bs, probe.origin.shape[1:]),probe.to(device, dtype),[]
+    device, dtype = _home(model)
+    bs, p, found = _batch_size(bs, probe.origin.shape[1:]), probe.to(device, dtype), []
     with untouched(model):
-        net,p = _short_cut(model, p)
+        net, p = _short_cut(model, p)
         layout = _layout(net, p.points(0, 1))
         if layout is torch.channels_last: p = _channels_last(p)
-        for i in range(0, p.size, bs): found.append(_run(net, p.points(i, i+bs).contiguous(memory_format=layout), outputs))
+        for i in range(0, p.size, bs): found.append(_run(net, p.points(i, i + bs).contiguous(memory_format=layout), outputs))
     g = torch.cat(found).cpu().double()
     bad = int((~g.isfinite()).any(1).sum())
     if bad: raise ReinitError(f'model: {bad} of {len(g)} outputs are not finite: look at a model that has not diverged')
-    return g.view(len(p), *[p.n]*p.dim, -1)
+    return g.view(len(p), *[p.n] * p.dim, -1)
 
 # %% ../nbs/27_spectrum.ipynb #eea091a6
 WINDOWS = {'hann': lambda n: torch.hann_window(n, periodic=True, dtype=torch.float64), 'none': lambda n: torch.ones(n, dtype=torch.float64)}
 
-def window_weights(n:int, # Points along an axis
-                   window:str='hann', # One of `WINDOWS`
-                   dim:int=1 # 2: for a plane
-                  )->Tensor: # n, or n × n
+def window_weights(n: int,  # Points along an axis
+                   window: str = 'hann',  # One of `WINDOWS`
+                   dim: int = 1  # 2: for a plane
+                  ) -> Tensor:  # n, or n × n
     "The weights of a window"
     w = WINDOWS[check_choice('window', window, WINDOWS)](n)
-    return w if dim==1 else w[:,None]*w
+    return w if dim == 1 else w[:, None] * w
 
 # %% ../nbs/27_spectrum.ipynb #dc662429
-def fourier(g:Tensor, # Values, in the last `dim` dimensions; any before
-            window:str='hann', # One of `WINDOWS`
-            dim:int=1 # 1: half of the frequencies, as the others follow; 2: all of them
-           )->tuple[Tensor,Tensor]: # Mean, and the transform of what is left
+def fourier(g: Tensor,  # Values, in the last `dim` dimensions; any before
+            window: str = 'hann',  # One of `WINDOWS`
+            dim: int = 1  # 1: half of the frequencies, as the others follow; 2: all of them
+           ) -> tuple[Tensor, Tensor]:  # Mean, and the transform of what is left
     "Discrete Fourier transform after the window, without the mean"
     mean = g.mean(tuple(range(-dim, 0)), keepdim=True)
-    h = window_weights(g.shape[-1], window, dim).to(g.device)*(g-mean)
-    return mean,torch.fft.rfft(h) if dim==1 else torch.fft.fft2(h)
+    h = window_weights(g.shape[-1], window, dim).to(g.device) * (g - mean)
+    return mean, torch.fft.rfft(h) if dim == 1 else torch.fft.fft2(h)
 
 # %% ../nbs/27_spectrum.ipynb #d015634a
 def _sides(n):
     "How many frequencies, positive and negative, each of the half spectrum stands for"
-    c = torch.full((n//2+1,), 2., dtype=torch.float64)
+    c = torch.full((n // 2 + 1,), 2., dtype=torch.float64)
     c[0] = 1
-    if n%2==0: c[-1] = 1
+    if n % 2 == 0: c[-1] = 1
     return c
 
 # %% ../nbs/27_spectrum.ipynb #85907675
-def energies(g:Tensor, window:str='hann', dim:int=1)->Tensor: # As the transform: n/2+1 frequencies, or n × n
+def energies(g: Tensor, window: str = 'hann', dim: int = 1) -> Tensor:  # As the transform: n/2+1 frequencies, or n × n
     "Energy of each frequency; the sum is the mean square of `g`, weighted by the window around its mean"
-    n,(mean,F) = g.shape[-1],fourier(g, window, dim)
-    E = F.abs().square()/(n**dim*window_weights(n, window, dim).square().sum())
-    if dim==1: E = E*_sides(n)
-    E[(...,*[0]*dim)] += mean[(...,*[0]*dim)].square()
+    n, (mean, F) = g.shape[-1], fourier(g, window, dim)
+    E = F.abs().square() / (n**dim * window_weights(n, window, dim).square().sum())
+    if dim == 1: E = E * _sides(n)
+    E[(..., *[0] * dim)] += mean[(..., *[0] * dim)].square()
     return E
 
 # %% ../nbs/27_spectrum.ipynb #b9f5b3bc
-def amplitudes_of(g:Tensor, window:str='hann')->Tensor: # n/2+1 frequencies
+def amplitudes_of(g: Tensor, window: str = 'hann') -> Tensor:  # n/2+1 frequencies
     "Height of the sine of each frequency, along the last dimension of `g`"
-    mean,F = fourier(g, window)
-    A = _sides(g.shape[-1])*F.abs()/window_weights(g.shape[-1], window).sum()
-    return torch.cat([mean.abs(), A[...,1:]], -1)
+    mean, F = fourier(g, window)
+    A = _sides(g.shape[-1]) * F.abs() / window_weights(g.shape[-1], window).sum()
+    return torch.cat([mean.abs(), A[..., 1:]], -1)
 
 # %% ../nbs/27_spectrum.ipynb #cd07e651
 def _rows(first, m, o, K):
     "Columns that tell lines and outputs apart, for an array m × o × K"
-    return {first:np.repeat(np.arange(m), o*K), 'output':np.tile(np.repeat(np.arange(o), K), m)}
+    return {first: np.repeat(np.arange(m), o * K), 'output': np.tile(np.repeat(np.arange(o), K), m)}
 
 # %% ../nbs/27_spectrum.ipynb #c0111ea7
 FLOOR = 16.   # roundings: where errors add up to one, as in 32 layers without a signal, they have less than 0.4% of the energy of what is kept
 
 def _changes(g, dtype, dim=1):
     "Where values change by more than rounding, as computed in `dtype`"
-    h,over = g.double(),tuple(range(-dim, 0))
-    dev = (h-h.mean(over, keepdim=True)).square().mean(over)
-    return dev>(FLOOR*torch.finfo(dtype).eps)**2*h.square().mean(over)
+    h, over = g.double(), tuple(range(-dim, 0))
+    dev = (h - h.mean(over, keepdim=True)).square().mean(over)
+    return dev > (FLOOR * torch.finfo(dtype).eps)**2 * h.square().mean(over)
 
 # %% ../nbs/27_spectrum.ipynb #4faad396
-def spectra_of(g:Tensor, # Lines × n × outputs, as from `values`
-               unit:float=1., # Length of a line, as in `Probe`
-               window:str='hann', # One of `WINDOWS`
-               first:str='line', # What the first dimension is called
-               dtype:torch.dtype|None=None # In which `g` was computed; default: its own
-              )->pd.DataFrame: # Columns line, output, frequency, amplitude, energy
+def spectra_of(g: Tensor,  # Lines × n × outputs, as from `values`
+               unit: float = 1.,  # Length of a line, as in `Probe`
+               window: str = 'hann',  # One of `WINDOWS`
+               first: str = 'line',  # What the first dimension is called
+               dtype: torch.dtype | None = None  # In which `g` was computed; default: its own
+              ) -> pd.DataFrame:  # Columns line, output, frequency, amplitude, energy
     "Spectra of values that are there already"
-    if g.ndim!=3: raise ReinitError(f'g has shape {tuple(g.shape)}, and should be lines × n × outputs')
+    if g.ndim != 3: raise ReinitError(f'g has shape {tuple(g.shape)}, and should be lines × n × outputs')
     if not g.isfinite().all(): raise ReinitError(f'g: values of {first}s {(~g.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()[:5]} are not finite. Leave these out')
-    h,n = g.detach().cpu().double().transpose(1, 2),g.shape[1]
-    f = np.tile(np.arange(n//2+1)/unit, h.shape[0]*h.shape[1])
-    A,E,some = amplitudes_of(h, window),energies(h, window),_changes(h, dtype or g.dtype)[...,None]
-    A[...,1:] *= some; E[...,1:] *= some
-    return pd.DataFrame(dict(_rows(first, *h.shape[:2], n//2+1), frequency=f, amplitude=A.flatten(), energy=E.flatten()))
+    h, n = g.detach().cpu().double().transpose(1, 2), g.shape[1]
+    f = np.tile(np.arange(n // 2 + 1) / unit, h.shape[0] * h.shape[1])
+    A, E, some = amplitudes_of(h, window), energies(h, window), _changes(h, dtype or g.dtype)[..., None]
+    A[..., 1:] *= some
+    E[..., 1:] *= some
+    return pd.DataFrame(dict(_rows(first, *h.shape[:2], n // 2 + 1), frequency=f, amplitude=A.flatten(), energy=E.flatten()))
 
 # %% ../nbs/27_spectrum.ipynb #a54b33c7
 def _plane_spectra(g, unit, window, dtype):
     "The same in planes: columns plane, output, fx, fy, energy"
-    h,n = g.movedim(-1, 1),g.shape[1]
-    k = np.fft.fftfreq(n, 1/n)/unit
-    fx,fy = (np.tile(f.flatten(), h.shape[0]*h.shape[1]) for f in np.meshgrid(k, k, indexing='ij'))
+    h, n = g.movedim(-1, 1), g.shape[1]
+    k = np.fft.fftfreq(n, 1 / n) / unit
+    fx, fy = (np.tile(f.flatten(), h.shape[0] * h.shape[1]) for f in np.meshgrid(k, k, indexing='ij'))
     E = energies(h, window, 2).flatten(2)
-    E[...,1:] *= _changes(h, dtype, 2)[...,None]
-    return pd.DataFrame(dict(_rows('plane', *h.shape[:2], n*n), fx=fx, fy=fy, energy=E.flatten()))
+    E[..., 1:] *= _changes(h, dtype, 2)[..., None]
+    return pd.DataFrame(dict(_rows('plane', *h.shape[:2], n * n), fx=fx, fy=fy, energy=E.flatten()))
 
 # %% ../nbs/27_spectrum.ipynb #ffa1230b
-def spectrum(model:nn.Module, # Any model
-             probe:Probe, # Where to look, from `grid`, `lines` or `planes`
-             window:str='hann', # One of `WINDOWS`
-             outputs:str|int='mean', # As in `values`
-             bs:int|None=None # Points at once; default: by their size
-            )->pd.DataFrame: # Columns line, output, frequency, amplitude, energy; for planes plane, output, fx, fy, energy
+def spectrum(model: nn.Module,  # Any model
+             probe: Probe,  # Where to look, from `grid`, `lines` or `planes`
+             window: str = 'hann',  # One of `WINDOWS`
+             outputs: str | int = 'mean',  # As in `values`
+             bs: int | None = None  # Points at once; default: by their size
+            ) -> pd.DataFrame:  # Columns line, output, frequency, amplitude, energy; for planes plane, output, fx, fy, energy
     "The Fourier spectrum of the function that `model` computes, along the lines or planes of `probe`"
     check_choice('window', window, WINDOWS)
     g = values(model, probe, outputs, bs)
     dtype = _home(model)[1]
-    return spectra_of(g, probe.unit, window, dtype=dtype) if probe.dim==1 else _plane_spectra(g, probe.unit, window, dtype)
+    return spectra_of(g, probe.unit, window, dtype=dtype) if probe.dim == 1 else _plane_spectra(g, probe.unit, window, dtype)
 
 # %% ../nbs/27_spectrum.ipynb #68ee0320
-def radial(df:pd.DataFrame # From `spectrum` in planes
-          )->pd.DataFrame: # With frequency in place of fx and fy
+def radial(df: pd.DataFrame  # From `spectrum` in planes
+          ) -> pd.DataFrame:  # With frequency in place of fx and fy
     "Energy by the length of the frequency vector, in steps of the smallest frequency"
-    if not {'fx','fy'}<=set(df): raise ReinitError(f'df has columns {", ".join(df)}, and should have fx and fy, as spectrum gives it for planes')
-    step = df.fx[df.fx>0].min()
-    f = (np.hypot(df.fx, df.fy)/step).round()*step
-    by = [c for c in df if c not in ('fx','fy','energy')]
-    return df.assign(frequency=f).groupby([*by,'frequency'], sort=False).energy.sum().reset_index().sort_values([*by,'frequency'], ignore_index=True)
+    if not {'fx', 'fy'} <= set(df): raise ReinitError(f'df has columns {", ".join(df)}, and should have fx and fy, as spectrum gives it for planes')
+    step = df.fx[df.fx > 0].min()
+    f = (np.hypot(df.fx, df.fy) / step).round() * step
+    by = [c for c in df if c not in ('fx', 'fy', 'energy')]
+    return df.assign(frequency=f).groupby([*by, 'frequency'], sort=False).energy.sum().reset_index().sort_values([*by, 'frequency'], ignore_index=True)
 
 # %% ../nbs/27_spectrum.ipynb #a044b545
-_MEASURED = ('frequency','fx','fy','amplitude','energy')
+_MEASURED = ('frequency', 'fx', 'fy', 'amplitude', 'energy')
 
 def _width(f, E, share):
     "Centroid, edge and energy of one spectrum"
     o = np.argsort(f, kind='stable')
-    f,E = f[o],np.where(f[o]>0, E[o], 0.)
+    f, E = f[o], np.where(f[o] > 0, E[o], 0.)
     total = E.sum()
-    if not total>0: return math.nan,math.nan,total
-    return (f*E).sum()/total,f[min(len(f)-1, np.searchsorted(np.cumsum(E), share*total*(1-1e-12)))],total
+    if not total > 0: return math.nan, math.nan, total
+    return (f * E).sum() / total, f[min(len(f) - 1, np.searchsorted(np.cumsum(E), share * total * (1 - 1e-12)))], total
 
 # %% ../nbs/27_spectrum.ipynb #5fb6adbd
-def bandwidth(df:pd.DataFrame, # From `spectrum`; further columns are kept apart
-              share:float=.95 # Of the energy, below the edge
-             )->pd.DataFrame: # One row per spectrum: its other columns, centroid, edge, energy
+def bandwidth(df: pd.DataFrame,  # From `spectrum`; further columns are kept apart
+              share: float = .95  # Of the energy, below the edge
+             ) -> pd.DataFrame:  # One row per spectrum: its other columns, centroid, edge, energy
     "Centroid and edge of each spectrum in `df`"
     share = check_number('share', share, 0, 1, lo_open=True)
     if 'fx' in df: df = radial(df)
     by = [c for c in df if c not in _MEASURED]
     groups = df.groupby(by, sort=False) if by else [((), df)]
-    rows = [(*k, *_width(g.frequency.to_numpy(), g.energy.to_numpy(), share)) for k,g in groups]
-    return pd.DataFrame(rows, columns=[*by,'centroid','edge','energy'])
+    rows = [(*k, *_width(g.frequency.to_numpy(), g.energy.to_numpy(), share)) for k, g in groups]
+    return pd.DataFrame(rows, columns=[*by, 'centroid', 'edge', 'energy'])
 
 # %% ../nbs/27_spectrum.ipynb #1931c0da
-def average(df:pd.DataFrame, # From `spectrum`
-            over:str|Iterable[str]=('line','plane') # Columns that go away
-           )->pd.DataFrame: # Mean energy by everything else; amplitude is the root mean square
+def average(df: pd.DataFrame,  # From `spectrum`
+            over: str | Iterable[str] = ('line', 'plane')  # Columns that go away
+           ) -> pd.DataFrame:  # Mean energy by everything else; amplitude is the root mean square
     "Mean spectrum over lines or planes, or over other columns such as seeds"
     over = {over} if isinstance(over, str) else set(over)
-    by = [c for c in df if c not in over|{'energy','amplitude'}]
-    df = df.assign(**({'amplitude':df.amplitude**2} if 'amplitude' in df else {}))
-    df = df.groupby(by, sort=False)[[c for c in ('amplitude','energy') if c in df]].mean().reset_index()
-    return df.assign(**({'amplitude':df.amplitude**.5} if 'amplitude' in df else {}))
+    by = [c for c in df if c not in over | {'energy', 'amplitude'}]
+    df = df.assign(**({'amplitude': df.amplitude**2} if 'amplitude' in df else {}))
+    df = df.groupby(by, sort=False)[[c for c in ('amplitude', 'energy') if c in df]].mean().reset_index()
+    return df.assign(**({'amplitude': df.amplitude**.5} if 'amplitude' in df else {}))
 
 # %% ../nbs/27_spectrum.ipynb #887c1c92
-def plot_spectra(df:pd.DataFrame, # From `spectrum`; planes are shown by `radial`
-                 by:str|None=None, # A line for each value of this column; default: one line
-                 y:str='energy', # Or `amplitude`
-                 ax=None # Where to draw
-                ): # Axes
+def plot_spectra(df: pd.DataFrame,  # From `spectrum`; planes are shown by `radial`
+                 by: str | None = None,  # A line for each value of this column; default: one line
+                 y: str = 'energy',  # Or `amplitude`
+                 ax=None  # Where to draw
+                ):  # Axes
     "Mean spectra on logarithmic axes; frequency zero is left out"
     if 'fx' in df: df = radial(df)
-    ax,y = _axes(ax),check_choice('y', y, [c for c in ('energy','amplitude') if c in df])
+    ax, y = _axes(ax), check_choice('y', y, [c for c in ('energy', 'amplitude') if c in df])
     if by is not None: check_choice('by', by, list(df))
-    for k,g in ([(None, df)] if by is None else df.groupby(by, sort=False)):
-        m = average(g[g.frequency>0], [c for c in g if c not in _MEASURED])
+    for k, g in ([(None, df)] if by is None else df.groupby(by, sort=False)):
+        m = average(g[g.frequency > 0], [c for c in g if c not in _MEASURED])
         ax.plot(m.frequency, m[y], label=k, lw=1)
     ax.set(xlabel='frequency', ylabel=y, xscale='log', yscale='log')
     if by is not None: ax.legend(frameon=False, title=by, fontsize='small')
     return ax
 
 # %% ../nbs/27_spectrum.ipynb #615bd3d5
-def plot_plane(df:pd.DataFrame, # From `spectrum` in planes
-               ax=None # Where to draw
-              ): # Axes
+def plot_plane(df: pd.DataFrame,  # From `spectrum` in planes
+               ax=None  # Where to draw
+              ):  # Axes
     "Mean energy in the plane of frequencies, in powers of ten"
-    ax = _axes(ax, (3.4,3))
+    ax = _axes(ax, (3.4, 3))
     t = df.pivot_table(index='fy', columns='fx', values='energy', aggfunc='mean')
-    e = np.log10(np.maximum(t.to_numpy(), t.to_numpy().max()*1e-12))
+    e = np.log10(np.maximum(t.to_numpy(), t.to_numpy().max() * 1e-12))
     im = ax.pcolormesh(t.columns, t.index, e, cmap='magma', rasterized=True)
     ax.figure.colorbar(im, ax=ax, label='log₁₀ energy')
     ax.set(xlabel='frequency along x', ylabel='frequency along y', aspect='equal')
     return ax
 
 # %% ../nbs/27_spectrum.ipynb #cfe56c27
-def input_gradients(model:nn.Module, # Any model
-                    data, # Inputs, or as in `batches`
-                    outputs:str|int='mean', # `mean`, or the number of one
-                    bs:int|None=None # Examples at once; default: by their size
-                   )->Tensor: # As the inputs, on the CPU
+def input_gradients(model: nn.Module,  # Any model
+                    data,  # Inputs, or as in `batches`
+                    outputs: str | int = 'mean',  # `mean`, or the number of one
+                    bs: int | None = None  # Examples at once; default: by their size
+                   ) -> Tensor:  # As the inputs, on the CPU
     "Gradient of the averaged output with respect to the input, for each example"
-    if outputs=='each': raise ReinitError("outputs='each' should be 'mean' or the number of one output: a gradient is of one number")
-    (device,dtype),x = _home(model),_inputs(data)
-    found,bad = [],0
+    if outputs == 'each': raise ReinitError("outputs='each' should be 'mean' or the number of one output: a gradient is of one number")
+    (device, dtype), x = _home(model), _inputs(data)
+    found, bad = [], 0
     with untouched(model):
         for b in x.split(_batch_size(bs, x.shape[1:])):
             b = b.to(dtype=dtype).to(device).requires_grad_()
@@ -419,35 +426,35 @@ def input_gradients(model:nn.Module, # Any model
     return g
 
 # %% ../nbs/27_spectrum.ipynb #ffc87837
-def gradient_histogram(model:nn.Module, # Any model
-                       data, # Inputs, or as in `batches`
-                       bins:int=81, # Of equal width
-                       span:float|None=None, # Histogram from −`span` to `span`, the same for models to be compared; default: all but the largest 0.1%
-                       outputs:str|int='mean', # As in `input_gradients`
-                       bs:int|None=None # Examples at once
-                      )->pd.DataFrame: # Columns gradient (the middle of a bin), density, count
+def gradient_histogram(model: nn.Module,  # Any model
+                       data,  # Inputs, or as in `batches`
+                       bins: int = 81,  # Of equal width
+                       span: float | None = None,  # Histogram from −`span` to `span`, the same for models to be compared; default: all but the largest 0.1%
+                       outputs: str | int = 'mean',  # As in `input_gradients`
+                       bs: int | None = None  # Examples at once
+                      ) -> pd.DataFrame:  # Columns gradient (the middle of a bin), density, count
     "Histogram of the gradients of the averaged output at all inputs; what lies outside counts for the density, and is not shown"
-    bins,g = check_number('bins', bins, 1, integer=True),input_gradients(model, data, outputs, bs).double().flatten().numpy()
+    bins, g = check_number('bins', bins, 1, integer=True), input_gradients(model, data, outputs, bs).double().flatten().numpy()
     span = (float(np.quantile(np.abs(g), .999)) or 1.) if span is None else check_number('span', span, 0, lo_open=True)
-    count,edges = np.histogram(g, bins, (-span,span))
-    return pd.DataFrame(dict(gradient=(edges[1:]+edges[:-1])/2, density=count/len(g)/np.diff(edges), count=count))
+    count, edges = np.histogram(g, bins, (-span, span))
+    return pd.DataFrame(dict(gradient=(edges[1:] + edges[:-1]) / 2, density=count / len(g) / np.diff(edges), count=count))
 
 # %% ../nbs/27_spectrum.ipynb #483c3b15
-def gradient_width(model:nn.Module, data, outputs:str|int='mean', bs:int|None=None)->pd.DataFrame: # One row: rms, median, q99 (of absolute values), norm (mean over examples), examples
+def gradient_width(model: nn.Module, data, outputs: str | int = 'mean', bs: int | None = None) -> pd.DataFrame:  # One row: rms, median, q99 (of absolute values), norm (mean over examples), examples
     "How wide the histogram of the input gradients is"
     G = input_gradients(model, data, outputs, bs).double().flatten(1)
     a = G.abs().numpy()
     return pd.DataFrame([dict(rms=G.square().mean().sqrt().item(), median=np.median(a), q99=np.quantile(a, .99), norm=G.norm(dim=1).mean().item(), examples=len(G))])
 
 # %% ../nbs/27_spectrum.ipynb #12777986
-def plot_gradients(df:pd.DataFrame, # From `gradient_histogram`
-                   by:str|None=None, # A line for each value of this column
-                   ax=None # Where to draw
-                  ): # Axes
+def plot_gradients(df: pd.DataFrame,  # From `gradient_histogram`
+                   by: str | None = None,  # A line for each value of this column
+                   ax=None  # Where to draw
+                  ):  # Axes
     "Histograms of input gradients, on a logarithmic scale"
     ax = _axes(ax)
     if by is not None: check_choice('by', by, list(df))
-    for k,g in ([(None, df)] if by is None else df.groupby(by, sort=False)): ax.step(g.gradient, g.density.where(g.density>0), where='mid', label=k, lw=1)
+    for k, g in ([(None, df)] if by is None else df.groupby(by, sort=False)): ax.step(g.gradient, g.density.where(g.density > 0), where='mid', label=k, lw=1)
     ax.set(xlabel='gradient of the mean output at an input', ylabel='density', yscale='log')
     if by is not None: ax.legend(frameon=False, fontsize='small')
     return ax
@@ -456,30 +463,30 @@ def plot_gradients(df:pd.DataFrame, # From `gradient_histogram`
 def _told_apart(f, n, unit):
     "Raise for frequencies that `n` points look at as if they were lower ones"
     top = float(np.abs(f).max()) if len(f) else 0.
-    if 2*top*unit>=n: raise ReinitError(f'freqs: {top:g} is too high for n={n} points over a length of {unit:g}, which tell frequencies apart below {n/2/unit:g}: give n >= {int(2*top*unit)+1}')
+    if 2 * top * unit >= n: raise ReinitError(f'freqs: {top:g} is too high for n={n} points over a length of {unit:g}, which tell frequencies apart below {n/2/unit:g}: give n >= {int(2*top*unit)+1}')
 
 def _frequencies(freqs, probe):
     "Checked frequencies for the lines of `probe`"
     if isinstance(freqs, Tensor): freqs = freqs.flatten().tolist()
     try: f = np.array([float(o) for o in (freqs if isinstance(freqs, Iterable) else [freqs])])
     except (TypeError, ValueError): raise ReinitError(f'freqs={freqs!r} should be numbers') from None
-    if not len(f) or not (np.isfinite(f) & (f>=0)).all(): raise ReinitError(f'freqs={f.tolist()} should be one or more finite numbers >= 0')
-    if probe.dim!=1: raise ReinitError('probe: chosen frequencies are measured along lines, and this one has planes')
+    if not len(f) or not (np.isfinite(f) & (f >= 0)).all(): raise ReinitError(f'freqs={f.tolist()} should be one or more finite numbers >= 0')
+    if probe.dim != 1: raise ReinitError('probe: chosen frequencies are measured along lines, and this one has planes')
     _told_apart(f, probe.n, probe.unit)
     return torch.tensor(f)
 
 # %% ../nbs/27_spectrum.ipynb #8ef7647c
-def coefficients(g:Tensor, # Values along lines, in the last dimension
-                 freqs:Iterable[float], # In cycles per unit
-                 unit:float=1., # Length of the lines
-                 window:str='hann' # One of `WINDOWS`
-                )->Tensor: # … × frequencies, complex; at zero the mean
+def coefficients(g: Tensor,  # Values along lines, in the last dimension
+                 freqs: Iterable[float],  # In cycles per unit
+                 unit: float = 1.,  # Length of the lines
+                 window: str = 'hann'  # One of `WINDOWS`
+                ) -> Tensor:  # … × frequencies, complex; at zero the mean
     "The transform at chosen frequencies; its absolute value is an amplitude"
-    n,f,g = g.shape[-1],torch.as_tensor(freqs, dtype=torch.float64),g.double()
+    n, f, g = g.shape[-1], torch.as_tensor(freqs, dtype=torch.float64), g.double()
     _told_apart(f.numpy(), n, unit)
-    w,mean = window_weights(n, window),g.mean(-1, keepdim=True)
-    c = ((w*(g-mean)).to(torch.complex128) @ torch.exp(-2j*math.pi*unit/n*torch.outer(torch.arange(n, dtype=torch.float64), f)))*(2/w.sum())
-    return torch.where(f==0, mean.to(c.dtype), c)
+    w, mean = window_weights(n, window), g.mean(-1, keepdim=True)
+    c = ((w * (g - mean)).to(torch.complex128) @ torch.exp(-2j * math.pi * unit / n * torch.outer(torch.arange(n, dtype=torch.float64), f))) * (2 / w.sum())
+    return torch.where(f == 0, mean.to(c.dtype), c)
 
 # %% ../nbs/27_spectrum.ipynb #b0eb0bd7
 def _target(target, probe):
@@ -487,158 +494,158 @@ def _target(target, probe):
     if target is None: return None
     y = target(probe.points()) if callable(target) else target
     y = torch.as_tensor(y).detach().cpu().double()
-    if y.numel()%probe.size: raise ReinitError(f'target has {y.numel()} values, and the probe {probe.size} points')
+    if y.numel() % probe.size: raise ReinitError(f'target has {y.numel()} values, and the probe {probe.size} points')
     y = y.reshape(len(probe), probe.n, -1)
     if not y.isfinite().all(): raise ReinitError('target has values that are not finite')
-    if (y-y.mean(1, keepdim=True)).abs().max()<=1e-12*y.abs().max().clamp_min(1e-300): raise ReinitError('target is constant: it has no spectrum to be relative to. Leave it out, or give one that changes')
+    if (y - y.mean(1, keepdim=True)).abs().max() <= 1e-12 * y.abs().max().clamp_min(1e-300): raise ReinitError('target is constant: it has no spectrum to be relative to. Leave it out, or give one that changes')
     return y
 
 # %% ../nbs/27_spectrum.ipynb #c1ea5d76
 def _compare(c, c_target):
     "Amplitude over all lines and outputs; with a target also its amplitude and the relative error. `c`: lines × outputs × frequencies"
-    def rms(o): return o.abs().square().mean((0,1)).sqrt()
+    def rms(o): return o.abs().square().mean((0, 1)).sqrt()
     if c_target is None: return dict(amplitude=rms(c))
-    if c.shape[1]!=c_target.shape[1]: raise ReinitError(f'target has {c_target.shape[1]} values at each point, and the model is asked for {c.shape[1]}: give a target of as many, or other outputs')
-    t,e = rms(c_target),rms(c-c_target)
-    return dict(amplitude=rms(c), target=t, error=torch.where(t>1e-6*t.max(), e/t, math.nan) if t.max()>0 else e*math.nan)
+    if c.shape[1] != c_target.shape[1]: raise ReinitError(f'target has {c_target.shape[1]} values at each point, and the model is asked for {c.shape[1]}: give a target of as many, or other outputs')
+    t, e = rms(c_target), rms(c - c_target)
+    return dict(amplitude=rms(c), target=t, error=torch.where(t > 1e-6 * t.max(), e / t, math.nan) if t.max() > 0 else e * math.nan)
 
 # %% ../nbs/27_spectrum.ipynb #4c483b55
-def amplitudes(model:nn.Module, # Any model
-               probe:Probe, # Lines, from `grid` or `lines`
-               freqs:Iterable[float], # In cycles per unit
-               target:Callable|Tensor|None=None, # The function to be learned, or its values at the points of `probe`
-               window:str='hann', # One of `WINDOWS`
-               outputs:str|int='mean', # As in `values`
-               bs:int|None=None # Points at once
-              )->pd.DataFrame: # One row per frequency: frequency, amplitude; with a target also target, error
+def amplitudes(model: nn.Module,  # Any model
+               probe: Probe,  # Lines, from `grid` or `lines`
+               freqs: Iterable[float],  # In cycles per unit
+               target: Callable | Tensor | None = None,  # The function to be learned, or its values at the points of `probe`
+               window: str = 'hann',  # One of `WINDOWS`
+               outputs: str | int = 'mean',  # As in `values`
+               bs: int | None = None  # Points at once
+              ) -> pd.DataFrame:  # One row per frequency: frequency, amplitude; with a target also target, error
     "Amplitudes at chosen frequencies, and how far they are from those of a target"
     check_choice('window', window, WINDOWS)
-    f,y = _frequencies(freqs, probe),_target(target, probe)
+    f, y = _frequencies(freqs, probe), _target(target, probe)
     def at(g): return coefficients(g.transpose(1, 2), f, probe.unit, window)
     return pd.DataFrame(dict(frequency=f, **_compare(at(values(model, probe, outputs, bs)), None if y is None else at(y))))
 
 # %% ../nbs/27_spectrum.ipynb #537724dd
 class SpectrumCallback(Callback):
     "Note the spectrum of the model's function along training"
-    order,run_valid = 70,False
+    order, run_valid = 70, False
     def __init__(self,
-                 probe:Probe, # Lines, from `grid` or `lines`
-                 freqs:Iterable[float]=(), # To be noted one by one, in cycles per unit
-                 every:int=1, # Steps between two notes
-                 target:Callable|Tensor|None=None, # As in `amplitudes`
-                 window:str='hann', # One of `WINDOWS`
-                 outputs:str|int='mean', # As in `values`
-                 bs:int|None=None # Points at once
+                 probe: Probe,  # Lines, from `grid` or `lines`
+                 freqs: Iterable[float] = (),  # To be noted one by one, in cycles per unit
+                 every: int = 1,  # Steps between two notes
+                 target: Callable | Tensor | None = None,  # As in `amplitudes`
+                 window: str = 'hann',  # One of `WINDOWS`
+                 outputs: str | int = 'mean',  # As in `values`
+                 bs: int | None = None  # Points at once
                 ):
-        if not isinstance(probe, Probe) or probe.dim!=1: raise ReinitError('probe should have lines: make one with grid or lines')
-        self.probe,self.every = probe,check_number('every', every, 1, integer=True)
-        self.freqs = torch.zeros(0, dtype=torch.float64) if isinstance(freqs, (tuple,list)) and not freqs else _frequencies(freqs, probe)
-        self.window,self.outputs,self.bs = check_choice('window', window, WINDOWS),outputs,bs
+        if not isinstance(probe, Probe) or probe.dim != 1: raise ReinitError('probe should have lines: make one with grid or lines')
+        self.probe, self.every = probe, check_number('every', every, 1, integer=True)
+        self.freqs = torch.zeros(0, dtype=torch.float64) if isinstance(freqs, (tuple, list)) and not freqs else _frequencies(freqs, probe)
+        self.window, self.outputs, self.bs = check_choice('window', window, WINDOWS), outputs, bs
         self.wanted = None if target is None else self.at(_target(target, probe))
-        self.at_step,self.notes = 0,[]
+        self.at_step, self.notes = 0, []
 
     def at(self, g): return coefficients(g.transpose(1, 2), self.freqs, self.probe.unit, self.window)
 
 # %% ../nbs/27_spectrum.ipynb #d95bbfb7
 @patch
-def note(self:SpectrumCallback):
+def note(self: SpectrumCallback):
     "Note the spectrum of now"
     g = values(self.learn.model, self.probe, self.outputs, self.bs)
-    E = energies(g.transpose(1, 2), self.window).mean((0,1))
-    A = amplitudes_of(g.transpose(1, 2), self.window).square().mean((0,1)).sqrt()
+    E = energies(g.transpose(1, 2), self.window).mean((0, 1))
+    A = amplitudes_of(g.transpose(1, 2), self.window).square().mean((0, 1)).sqrt()
     self.notes.append(dict(step=self.at_step, chosen=_compare(self.at(g), self.wanted) if len(self.freqs) else {}, energy=E, amplitude=A))
 
 # %% ../nbs/27_spectrum.ipynb #c277e90e
 @patch
-def before_batch(self:SpectrumCallback):
+def before_batch(self: SpectrumCallback):
     if not self.training or hasattr(self.learn, 'lr_finder'): return
-    if self.epoch==0 and self.iter==0: self.at_step,self.notes = 0,[]
+    if self.epoch == 0 and self.iter == 0: self.at_step, self.notes = 0, []
     if not self.notes: self.note()
 
 @patch
-def after_batch(self:SpectrumCallback):
+def after_batch(self: SpectrumCallback):
     if not self.training or hasattr(self.learn, 'lr_finder'): return
     self.at_step += 1
-    if self.at_step%self.every==0: self.note()
+    if self.at_step % self.every == 0: self.note()
 
 # %% ../nbs/27_spectrum.ipynb #eb176f49
 @patch(as_prop=True)
-def df(self:SpectrumCallback)->pd.DataFrame: # Columns step, frequency, amplitude; with a target also target, error
+def df(self: SpectrumCallback) -> pd.DataFrame:  # Columns step, frequency, amplitude; with a target also target, error
     "Amplitudes of the chosen frequencies, step by step"
     if not len(self.freqs): raise ReinitError('freqs was empty: there are no amplitudes but those of `spectrogram`')
     parts = [pd.DataFrame(dict(step=o['step'], frequency=self.freqs, **o['chosen'])) for o in self.notes]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=['step','frequency','amplitude'])
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=['step', 'frequency', 'amplitude'])
 
 # %% ../nbs/27_spectrum.ipynb #e46ba378
 @patch(as_prop=True)
-def spectrogram(self:SpectrumCallback)->pd.DataFrame: # Columns step, frequency, amplitude, energy
+def spectrogram(self: SpectrumCallback) -> pd.DataFrame:  # Columns step, frequency, amplitude, energy
     "The mean spectrum over all lines, step by step"
-    f = np.arange(self.probe.n//2+1)/self.probe.unit
+    f = np.arange(self.probe.n // 2 + 1) / self.probe.unit
     parts = [pd.DataFrame(dict(step=o['step'], frequency=f, amplitude=o['amplitude'], energy=o['energy'])) for o in self.notes]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=['step','frequency','amplitude','energy'])
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=['step', 'frequency', 'amplitude', 'energy'])
 
 @patch(as_prop=True)
-def name(self:SpectrumCallback):
+def name(self: SpectrumCallback):
     # fastai deletes the attribute by this name when it removes a callback; with notes it stays readable as `learn.spectrum`
     return '' if self.learn is None and self.notes else Callback.name.fget(self)
 
 # %% ../nbs/27_spectrum.ipynb #48735088
 def _settled(step, error, tol):
     "First of the steps from which on `error` stays at or below `tol`"
-    late = np.flatnonzero(~(error<=tol))
-    return step[0] if not len(late) else step[late[-1]+1] if late[-1]+1<len(step) else math.nan
+    late = np.flatnonzero(~(error <= tol))
+    return step[0] if not len(late) else step[late[-1] + 1] if late[-1] + 1 < len(step) else math.nan
 
 # %% ../nbs/27_spectrum.ipynb #24575f45
-def convergence(df:pd.DataFrame, # From `SpectrumCallback.df`, with a target; further columns are kept apart
-                tol:float=.1 # Relative error
-               )->pd.DataFrame: # One row per frequency: its other columns, frequency, step
+def convergence(df: pd.DataFrame,  # From `SpectrumCallback.df`, with a target; further columns are kept apart
+                tol: float = .1  # Relative error
+               ) -> pd.DataFrame:  # One row per frequency: its other columns, frequency, step
     "The step from which on each frequency is there"
     tol = check_number('tol', tol, 0)
     if 'error' not in df: raise ReinitError('df has no column error: give the callback a target')
-    by = [c for c in df if c not in ('step','amplitude','target','error')]
-    rows = [(*k, _settled(g.step.to_numpy(), g.error.to_numpy(), tol)) for k,g in df.sort_values('step', kind='stable').groupby(by, sort=False)]
-    return pd.DataFrame(rows, columns=[*by,'step']).sort_values(by, ignore_index=True)
+    by = [c for c in df if c not in ('step', 'amplitude', 'target', 'error')]
+    rows = [(*k, _settled(g.step.to_numpy(), g.error.to_numpy(), tol)) for k, g in df.sort_values('step', kind='stable').groupby(by, sort=False)]
+    return pd.DataFrame(rows, columns=[*by, 'step']).sort_values(by, ignore_index=True)
 
 # %% ../nbs/27_spectrum.ipynb #a36730b5
-def plot_amplitudes(df:pd.DataFrame, # From `SpectrumCallback.df`
-                    y:str|None=None, # `amplitude` or `error`; default: error, if there is one
-                    ax=None # Where to draw
-                   ): # Axes
+def plot_amplitudes(df: pd.DataFrame,  # From `SpectrumCallback.df`
+                    y: str | None = None,  # `amplitude` or `error`; default: error, if there is one
+                    ax=None  # Where to draw
+                   ):  # Axes
     "A line for each frequency along training"
     from matplotlib import colormaps
-    ax,y = _axes(ax),check_choice('y', y or ('error' if 'error' in df else 'amplitude'), ['amplitude','error'])
+    ax, y = _axes(ax), check_choice('y', y or ('error' if 'error' in df else 'amplitude'), ['amplitude', 'error'])
     fs = sorted(df.frequency.unique())
-    for i,f in enumerate(fs):
-        g = df[df.frequency==f].groupby('step')[y].mean()
-        ax.plot(g.index, g, color=colormaps['viridis'](.9*i/max(1, len(fs)-1)), label=f'{f:g}', lw=1)
-    ax.set(xlabel='step', ylabel={'error':'relative error','amplitude':'amplitude'}[y])
-    if len(fs)<=12: ax.legend(frameon=False, title='frequency', fontsize='x-small', title_fontsize='small')
+    for i, f in enumerate(fs):
+        g = df[df.frequency == f].groupby('step')[y].mean()
+        ax.plot(g.index, g, color=colormaps['viridis'](.9 * i / max(1, len(fs) - 1)), label=f'{f:g}', lw=1)
+    ax.set(xlabel='step', ylabel={'error': 'relative error', 'amplitude': 'amplitude'}[y])
+    if len(fs) <= 12: ax.legend(frameon=False, title='frequency', fontsize='x-small', title_fontsize='small')
     return ax
 
 # %% ../nbs/27_spectrum.ipynb #2441a9f3
-def plot_convergence(df:pd.DataFrame, # From `convergence`
-                     by:str|None=None, # A line for each value of this column
-                     ax=None # Where to draw
-                    ): # Axes
+def plot_convergence(df: pd.DataFrame,  # From `convergence`
+                     by: str | None = None,  # A line for each value of this column
+                     ax=None  # Where to draw
+                    ):  # Axes
     "The step at which each frequency is learned; those that are not are missing"
     ax = _axes(ax)
-    for k,g in ([(None, df)] if by is None else df.groupby(check_choice('by', by, list(df)), sort=False)): ax.plot(g.frequency, g.step, 'o-', ms=4, lw=1, label=k)
+    for k, g in ([(None, df)] if by is None else df.groupby(check_choice('by', by, list(df)), sort=False)): ax.plot(g.frequency, g.step, 'o-', ms=4, lw=1, label=k)
     ax.set(xlabel='frequency', ylabel='step')
     if by is not None: ax.legend(frameon=False, fontsize='small')
     return ax
 
 # %% ../nbs/27_spectrum.ipynb #8840d755
-def plot_spectrogram(df:pd.DataFrame, # From `SpectrumCallback.spectrogram`
-                     top:float|None=None, # Highest frequency shown; default: all
-                     floor:float=1e-3, # Amplitudes below this share of the largest are black
-                     ax=None # Where to draw
-                    ): # Axes
+def plot_spectrogram(df: pd.DataFrame,  # From `SpectrumCallback.spectrogram`
+                     top: float | None = None,  # Highest frequency shown; default: all
+                     floor: float = 1e-3,  # Amplitudes below this share of the largest are black
+                     ax=None  # Where to draw
+                    ):  # Axes
     "Amplitude by step and frequency, in powers of ten"
     ax = _axes(ax)
-    t = df[(df.frequency>0) & (df.frequency<=(math.inf if top is None else top))].pivot_table(index='frequency', columns='step', values='amplitude', aggfunc='mean')
-    if min(t.shape)<2: raise ReinitError(f'df: a spectrogram needs two frequencies and two steps or more, and there are {t.shape[0]} and {t.shape[1]}')
+    t = df[(df.frequency > 0) & (df.frequency <= (math.inf if top is None else top))].pivot_table(index='frequency', columns='step', values='amplitude', aggfunc='mean')
+    if min(t.shape) < 2: raise ReinitError(f'df: a spectrogram needs two frequencies and two steps or more, and there are {t.shape[0]} and {t.shape[1]}')
     a = t.to_numpy()
-    im = ax.pcolormesh(t.columns, t.index, np.log10(np.maximum(a, floor*a.max())), cmap='magma', rasterized=True)
+    im = ax.pcolormesh(t.columns, t.index, np.log10(np.maximum(a, floor * a.max())), cmap='magma', rasterized=True)
     ax.figure.colorbar(im, ax=ax, label='log₁₀ amplitude')
     ax.set(xlabel='step', ylabel='frequency')
     return ax

@@ -13,137 +13,139 @@ __all__ = ['HOW', 'product_model', 'symbolic_loss', 'symbolic_flow', 'linearizat
 
 # %% ../nbs/26_stability.ipynb #dd1bfa79
 import math
-from collections.abc import Callable,Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor,nn
-from torch.func import functional_call,grad,jacrev,vmap
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional as F
-from .core import ReinitError,Streams,check_choice,check_number
-from .flatness import batches,untouched
+
+from .core import ReinitError, Streams, check_choice, check_number
+from .flatness import batches, untouched
 
 # %% ../nbs/26_stability.ipynb #d300eb2f
-def product_model(n:int=2, # Weights that are multiplied
-                  points:int=1 # Data points
-                 )->SimpleNamespace: # `theta`, `A`, `B`, `y` (a symbol per point), `eta`, `lam`, `f` (an expression per point)
+def product_model(n: int = 2,  # Weights that are multiplied
+                  points: int = 1  # Data points
+                 ) -> SimpleNamespace:  # `theta`, `A`, `B`, `y` (a symbol per point), `eta`, `lam`, `f` (an expression per point)
     "The symbols of the analysis, and the model $f=A\\theta_i\\theta_j\\cdots+B$"
     import sympy as sp
-    n,points = check_number('n', n, 2, integer=True),check_number('points', points, 1, integer=True)
+    n, points = check_number('n', n, 2, integer=True), check_number('points', points, 1, integer=True)
     theta = sp.symbols([f'theta_{"ijklmnop"[k] if n<=8 else k+1}' for k in range(n)], real=True)
-    A,B,y = ([sp.Symbol(c if points==1 else f'{c}_{k+1}', real=True) for k in range(points)] for c in 'ABy')
-    return SimpleNamespace(theta=theta, A=A, B=B, y=y, f=[a*sp.prod(theta)+b for a,b in zip(A, B)],
+    A, B, y = ([sp.Symbol(c if points == 1 else f'{c}_{k+1}', real=True) for k in range(points)] for c in 'ABy')
+    return SimpleNamespace(theta=theta, A=A, B=B, y=y, f=[a * sp.prod(theta) + b for a, b in zip(A, B)],
                            eta=sp.Symbol('eta', positive=True), lam=sp.Symbol('lambda', nonnegative=True))
 
 # %% ../nbs/26_stability.ipynb #4c79372d
-def symbolic_loss(m:SimpleNamespace): # A sympy expression
+def symbolic_loss(m: SimpleNamespace):  # A sympy expression
     "Half the squared error, averaged over the points of `product_model` `m`"
-    return sum((f-y)**2 for f,y in zip(m.f, m.y))/(2*len(m.y))
+    return sum((f - y)**2 for f, y in zip(m.f, m.y)) / (2 * len(m.y))
 
-def symbolic_flow(n:int=2, points:int=1): # A sympy column: the velocity of each weight
+def symbolic_flow(n: int = 2, points: int = 1):  # A sympy column: the velocity of each weight
     "Gradient flow of the loss with weight decay"
     import sympy as sp
     m = product_model(n, points)
     L = symbolic_loss(m)
-    return sp.Matrix([-m.eta*(sp.diff(L, t)+m.lam*t) for t in m.theta])
+    return sp.Matrix([-m.eta * (sp.diff(L, t) + m.lam * t) for t in m.theta])
 
 # %% ../nbs/26_stability.ipynb #8afdb5bc
-def linearization(n:int=2, # Weights that are multiplied
-                  points:int=1, # Data points
-                  flow=None # Flow to linearize, as from `symbolic_flow`, which is the default
-                 ): # A sympy matrix
+def linearization(n: int = 2,  # Weights that are multiplied
+                  points: int = 1,  # Data points
+                  flow=None  # Flow to linearize, as from `symbolic_flow`, which is the default
+                 ):  # A sympy matrix
     "Jacobian of the flow at zero"
     m = product_model(n, points)
     flow = symbolic_flow(n, points) if flow is None else flow
-    return flow.jacobian(m.theta).subs({t:0 for t in m.theta})
+    return flow.jacobian(m.theta).subs({t: 0 for t in m.theta})
 
 # %% ../nbs/26_stability.ipynb #995888b4
-def symbolic_eigenvalues(n:int=2, points:int=1)->list: # Distinct ones, as sympy expressions, the largest first
+def symbolic_eigenvalues(n: int = 2, points: int = 1) -> list:  # Distinct ones, as sympy expressions, the largest first
     "Eigenvalues of `linearization`"
     import sympy as sp
-    J,eta = linearization(n, points),product_model(n, points).eta
+    J, eta = linearization(n, points), product_model(n, points).eta
     if J.is_diagonal(): return list(dict.fromkeys(J.diagonal()))
-    t = J.trace()/2
-    root = sp.sqrt(sp.factor(t**2-J.det()))
-    return [eta*(t/eta+s*root/eta) for s in (1,-1)]
+    t = J.trace() / 2
+    root = sp.sqrt(sp.factor(t**2 - J.det()))
+    return [eta * (t / eta + s * root / eta) for s in (1, -1)]
 
 # %% ../nbs/26_stability.ipynb #978c089a
-def coupling(n:int=2, points:int=1): # A sympy expression, ρ
+def coupling(n: int = 2, points: int = 1):  # A sympy expression, ρ
     "What pushes away from zero: the largest eigenvalue is $\\eta(\\rho-\\lambda)$"
     import sympy as sp
     m = product_model(n, points)
-    return sp.expand(symbolic_eigenvalues(n, points)[0]/m.eta+m.lam)
+    return sp.expand(symbolic_eigenvalues(n, points)[0] / m.eta + m.lam)
 
-def stability_condition(n:int=2, points:int=1): # A sympy relation
+def stability_condition(n: int = 2, points: int = 1):  # A sympy relation
     "Zero is stable under gradient flow if this holds"
     return coupling(n, points) < product_model(n, points).lam
 
 # %% ../nbs/26_stability.ipynb #cec1e429
-def descent_condition(n:int=2, points:int=1): # A sympy relation
+def descent_condition(n: int = 2, points: int = 1):  # A sympy relation
     "Zero is stable under gradient descent if this holds: $|1+\\alpha|<1$ for both eigenvalues"
     import sympy as sp
-    m,rho = product_model(n, points),coupling(n, points)
-    return sp.And(rho < m.lam, m.eta*(m.lam+rho) < 2)
+    m, rho = product_model(n, points), coupling(n, points)
+    return sp.And(rho < m.lam, m.eta * (m.lam + rho) < 2)
 
 # %% ../nbs/26_stability.ipynb #3df12d95
-def balance(n:int=2, points:int=1): # A sympy expression
+def balance(n: int = 2, points: int = 1):  # A sympy expression
     "The rate at which $\\theta_i^2-\\theta_j^2$ changes, relative to itself"
     import sympy as sp
-    m,v = product_model(n, points),symbolic_flow(n, points)
-    (p,q),(vp,vq) = m.theta[:2],v[:2]
-    return sp.cancel(sp.expand(2*p*vp-2*q*vq)/(p**2-q**2))
+    m, v = product_model(n, points), symbolic_flow(n, points)
+    (p, q), (vp, vq) = m.theta[:2], v[:2]
+    return sp.cancel(sp.expand(2 * p * vp - 2 * q * vq) / (p**2 - q**2))
 
 # %% ../nbs/26_stability.ipynb #96819750
-def size_equation(n:int=2): # A sympy expression in t, a, r, lambda: zero at rest
+def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at rest
     "$-\\dot t/(\\eta t)$ where all weights have size $t$, with $a=\\mathbb E[A^2]$ and $r$ for $|\\mathbb E[(B-y)A]|$"
     import sympy as sp
-    m,(t,a,r) = product_model(n),sp.symbols('t a r', positive=True)
-    v = symbolic_flow(n)[0].subs({o:t for o in m.theta})
-    v = v.subs(m.B[0], m.y[0]-r/m.A[0]).subs(m.A[0], sp.sqrt(a))   # the sign of A(B−y) is that which lets t grow
-    return sp.expand(-v/(m.eta*t))
+    m, (t, a, r) = product_model(n), sp.symbols('t a r', positive=True)
+    v = symbolic_flow(n)[0].subs({o: t for o in m.theta})
+    v = v.subs(m.B[0], m.y[0] - r / m.A[0]).subs(m.A[0], sp.sqrt(a))   # the sign of A(B−y) is that which lets t grow
+    return sp.expand(-v / (m.eta * t))
 
 # %% ../nbs/26_stability.ipynb #9cc228e4
-def double_equilibria()->dict: # Sign of θj/θi → `square` (of each weight), `product` (Aθiθj), `residual` (f−y), `eigenvalues`
+def double_equilibria() -> dict:  # Sign of θj/θi → `square` (of each weight), `product` (Aθiθj), `residual` (f−y), `eigenvalues`
     "Where two weights rest beyond zero, and the eigenvalues of the linearization there"
     import sympy as sp
-    m,v,res = product_model(2),symbolic_flow(2),{}
-    (p,q),A,d,s = m.theta,m.A[0],m.B[0]-m.y[0],sp.Symbol('s', positive=True)
-    for sign in (1,-1):
-        square = sp.solve(sp.expand(v[0].subs(q, sign*p)/(-m.eta*p)).subs(p**2, s), s, dict=True, check=False)[0][s]
-        J = v.jacobian(m.theta).subs(q, sign*p).applyfunc(sp.expand).subs(p**2, square).applyfunc(sp.simplify)
-        res[sign] = SimpleNamespace(square=square, product=sp.simplify(sign*A*square), residual=sp.simplify(sign*A*square+d),
-                                    eigenvalues=[sp.factor(J[0,0]+k*J[0,1]) for k in (1,-1)])
+    m, v, res = product_model(2), symbolic_flow(2), {}
+    (p, q), A, d, s = m.theta, m.A[0], m.B[0] - m.y[0], sp.Symbol('s', positive=True)
+    for sign in (1, -1):
+        square = sp.solve(sp.expand(v[0].subs(q, sign * p) / (-m.eta * p)).subs(p**2, s), s, dict=True, check=False)[0][s]
+        J = v.jacobian(m.theta).subs(q, sign * p).applyfunc(sp.expand).subs(p**2, square).applyfunc(sp.simplify)
+        res[sign] = SimpleNamespace(square=square, product=sp.simplify(sign * A * square), residual=sp.simplify(sign * A * square + d),
+                                    eigenvalues=[sp.factor(J[0, 0] + k * J[0, 1]) for k in (1, -1)])
     return res
 
 # %% ../nbs/26_stability.ipynb #1164df7c
-def critical_decay(n:int=3): # A sympy expression in a and r
+def critical_decay(n: int = 3):  # A sympy expression in a and r
     "Weight decay above which zero is the only equilibrium of `n` weights"
     import sympy as sp
-    t,a,r = sp.symbols('t a r', positive=True)
+    t, a, r = sp.symbols('t a r', positive=True)
     n = check_number('n', n, 2, integer=True)
-    low = (sp.Rational(n-2, 2*n-2)*r/a)**sp.Rational(1, n)   # where the derivative of the size equation is zero
+    low = (sp.Rational(n - 2, 2 * n - 2) * r / a)**sp.Rational(1, n)   # where the derivative of the size equation is zero
     g = size_equation(n).subs(product_model(n).lam, 0)
-    return sp.simplify(-g.subs(t, low)) if n>2 else r
+    return sp.simplify(-g.subs(t, low)) if n > 2 else r
 
 # %% ../nbs/26_stability.ipynb #3bb1aa44
-def triple_threshold()->SimpleNamespace: # `u`, `t_minus`, `t_plus`: sympy expressions in a, r, lambda
+def triple_threshold() -> SimpleNamespace:  # `u`, `t_minus`, `t_plus`: sympy expressions in a, r, lambda
     "The size from which three equal weights escape, and the size at which they end"
     import sympy as sp
-    (a,r),lam = sp.symbols('a r', positive=True),product_model(3).lam
-    p,q = r/a,lam/a
-    half,root = p**2/16,sp.sqrt(p**4/256-q**3/27)
-    u = sp.cbrt(half+root)+sp.cbrt(half-root)
-    w = sp.sqrt(2*u)
-    return SimpleNamespace(u=u, t_minus=(w-sp.sqrt(2*p/w-2*u))/2, t_plus=(w+sp.sqrt(2*p/w-2*u))/2)
+    (a, r), lam = sp.symbols('a r', positive=True), product_model(3).lam
+    p, q = r / a, lam / a
+    half, root = p**2 / 16, sp.sqrt(p**4 / 256 - q**3 / 27)
+    u = sp.cbrt(half + root) + sp.cbrt(half - root)
+    w = sp.sqrt(2 * u)
+    return SimpleNamespace(u=u, t_minus=(w - sp.sqrt(2 * p / w - 2 * u)) / 2, t_plus=(w + sp.sqrt(2 * p / w - 2 * u)) / 2)
 
 # %% ../nbs/26_stability.ipynb #8baeef6e
 def _finite(arg, value, lo=None, open_=False):
     "A double tensor of finite numbers, not below `lo`"
     try: t = torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError,ValueError,RuntimeError): raise ReinitError(f'{arg}={value!r} should be a number, or an array of numbers') from None
-    bad = ~t.isfinite() if lo is None else ~t.isfinite() | ((t<=lo) if open_ else (t<lo))
+    except (TypeError, ValueError, RuntimeError): raise ReinitError(f'{arg}={value!r} should be a number, or an array of numbers') from None
+    bad = ~t.isfinite() if lo is None else ~t.isfinite() | ((t <= lo) if open_ else (t < lo))
     want = 'finite' if lo is None else f'finite and {">" if open_ else ">="} {lo}'
     if bad.any(): raise ReinitError(f'{arg}={t[bad].flatten()[0].item():g} should be {want}')
     return t
@@ -152,272 +154,279 @@ def _finite(arg, value, lo=None, open_=False):
 def _problem(theta, A, B, y, lam, eta):
     "Checked and spread: starts … × n, and A, B−y, λ, η of shape …"
     theta = _finite('theta', theta)
-    if not theta.ndim or theta.shape[-1]<2: raise ReinitError(f'theta has shape {tuple(theta.shape)}: its last dimension should be the n >= 2 weights of a start')
-    parts = [_finite('A', A), _finite('B', B)-_finite('y', y), _finite('lam', lam, 0), _finite('eta', eta, 0, open_=True)]
+    if not theta.ndim or theta.shape[-1] < 2: raise ReinitError(f'theta has shape {tuple(theta.shape)}: its last dimension should be the n >= 2 weights of a start')
+    parts = [_finite('A', A), _finite('B', B) - _finite('y', y), _finite('lam', lam, 0), _finite('eta', eta, 0, open_=True)]
     try: shape = torch.broadcast_shapes(theta.shape[:-1], *(p.shape for p in parts))
     except RuntimeError: raise ReinitError(f'theta has {tuple(theta.shape[:-1])} starts, and A, B−y, lam, eta have shapes {[tuple(p.shape) for p in parts]}: they should broadcast') from None
-    return theta.expand(*shape, -1).clone(),*(p.expand(shape) for p in parts)
+    return theta.expand(*shape, -1).clone(), *(p.expand(shape) for p in parts)
 
 # %% ../nbs/26_stability.ipynb #f7b34785
-def one_point(A, # Slopes; the last dimension is the data points
-              B, # Outputs without the weights
-              y # Targets
-             )->tuple[Tensor,Tensor]: # A and B−y of a single point
+def one_point(A,  # Slopes; the last dimension is the data points
+              B,  # Outputs without the weights
+              y  # Targets
+             ) -> tuple[Tensor, Tensor]:  # A and B−y of a single point
     "The single data point under which weights move as under all of these"
-    A,d = _finite('A', A),_finite('B', B)-_finite('y', y)
-    A,d = torch.broadcast_tensors(A, d)
+    A, d = _finite('A', A), _finite('B', B) - _finite('y', y)
+    A, d = torch.broadcast_tensors(A, d)
     if not A.ndim: raise ReinitError('A, B, y are single numbers: their last dimension should be the data points')
     a = A.square().mean(-1).sqrt()
-    return a,torch.where(a>0, (A*d).mean(-1)/a, 0.)
+    return a, torch.where(a > 0, (A * d).mean(-1) / a, 0.)
 
 # %% ../nbs/26_stability.ipynb #98572474
-def velocity(theta:Tensor, # Weights, … × n
-             A:Tensor, # Slope, …
-             d:Tensor, # Residual B−y, …
-             lam:Tensor, # Weight decay, …
-             eta:Tensor # Learning rate, …
-            )->Tensor: # … × n
+def velocity(theta: Tensor,  # Weights, … × n
+             A: Tensor,  # Slope, …
+             d: Tensor,  # Residual B−y, …
+             lam: Tensor,  # Weight decay, …
+             eta: Tensor  # Learning rate, …
+            ) -> Tensor:  # … × n
     "How fast each weight moves under gradient flow"
     n = theta.shape[-1]
-    others = torch.stack([theta[...,[j for j in range(n) if j!=i]].prod(-1) for i in range(n)], -1)
-    pull = ((A*theta.prod(-1)+d)*A)[...,None]*others
-    return -eta[...,None]*(pull+lam[...,None]*theta)
+    others = torch.stack([theta[..., [j for j in range(n) if j != i]].prod(-1) for i in range(n)], -1)
+    pull = ((A * theta.prod(-1) + d) * A)[..., None] * others
+    return -eta[..., None] * (pull + lam[..., None] * theta)
 
 # %% ../nbs/26_stability.ipynb #bf3465fc
-HOW = {'flow':'gradient flow, by Runge–Kutta steps', 'descent':'gradient descent'}
+HOW = {'flow': 'gradient flow, by Runge–Kutta steps', 'descent': 'gradient descent'}
 
 def _rk4(v, x, h):
-    k1 = v(x); k2 = v(x+h/2*k1); k3 = v(x+h/2*k2); k4 = v(x+h*k3)
-    return x+h/6*(k1+2*k2+2*k3+k4)
+    k1 = v(x)
+    k2 = v(x + h / 2 * k1)
+    k3 = v(x + h / 2 * k2)
+    k4 = v(x + h * k3)
+    return x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 def _scale(theta, A, d, lam, eta):
     "A bound on the rates of the flow here"
-    n,size = theta.shape[-1],theta.abs().amax(-1)
-    return eta*(lam+(d*A).abs()*size**(n-2)*(n-1)+A**2*size**(2*n-2)*(2*n-1))
+    n, size = theta.shape[-1], theta.abs().amax(-1)
+    return eta * (lam + (d * A).abs() * size**(n - 2) * (n - 1) + A**2 * size**(2 * n - 2) * (2 * n - 1))
 
 def _advance(x, t, time, rest):
     "One Runge–Kutta step of every start, as long as its own rates allow, not beyond `time`"
-    h = torch.minimum(.25/_scale(x, *rest).clamp(min=1e-300), time-t)
-    return _rk4(lambda o: velocity(o, *rest), x, h[...,None]),torch.where(h<time-t, t+h, time)
+    h = torch.minimum(.25 / _scale(x, *rest).clamp(min=1e-300), time - t)
+    return _rk4(lambda o: velocity(o, *rest), x, h[..., None]), torch.where(h < time - t, t + h, time)
 
 # %% ../nbs/26_stability.ipynb #810f3524
-def simulate(theta, # Starts, … × n
-             A=1., # Slopes, a number or …
-             B=0., # Outputs without the weights
-             y=1., # Targets
-             lam=.1, # Weight decay
-             eta=1., # Learning rate
-             time=20., # How long, a number or …; for descent the steps, rounded up
-             how:str='flow', # One of `HOW`
-             every:int=1, # Keep each so many steps, and the last
-             max_steps:int=100_000 # More are an error
-            )->tuple[Tensor,Tensor]: # Times (kept × …), and weights (kept × … × n)
+def simulate(theta,  # Starts, … × n
+             A=1.,  # Slopes, a number or …
+             B=0.,  # Outputs without the weights
+             y=1.,  # Targets
+             lam=.1,  # Weight decay
+             eta=1.,  # Learning rate
+             time=20.,  # How long, a number or …; for descent the steps, rounded up
+             how: str = 'flow',  # One of `HOW`
+             every: int = 1,  # Keep each so many steps, and the last
+             max_steps: int = 100_000  # More are an error
+            ) -> tuple[Tensor, Tensor]:  # Times (kept × …), and weights (kept × … × n)
     "Follow all starts at once"
-    x,*rest = _problem(theta, A, B, y, lam, eta)
-    every,flow = check_number('every', every, 1, integer=True),check_choice('how', how, HOW)=='flow'
+    x, *rest = _problem(theta, A, B, y, lam, eta)
+    every, flow = check_number('every', every, 1, integer=True), check_choice('how', how, HOW) == 'flow'
     time = _finite('time', time, 0, open_=True).expand(x.shape[:-1])
     if not flow: time = time.ceil()
-    t,k = torch.zeros_like(time),0
-    kept = [(t,x)]
-    while (t<time).any():
-        if k==max_steps: raise ReinitError(f'time={float(time.max()):g} takes more than max_steps={max_steps} steps: ask for less time')
-        go = (t<time)[...,None]
-        x,t,k = (*_advance(x, t, time, rest),k+1) if flow else (torch.where(go, x+velocity(x, *rest), x),torch.minimum(t+1, time),k+1)
-        if k%every==0: kept.append((t,x))
-    if k%every: kept.append((t,x))
+    t, k = torch.zeros_like(time), 0
+    kept = [(t, x)]
+    while (t < time).any():
+        if k == max_steps: raise ReinitError(f'time={float(time.max()):g} takes more than max_steps={max_steps} steps: ask for less time')
+        go = (t < time)[..., None]
+        x, t, k = (*_advance(x, t, time, rest), k + 1) if flow else (torch.where(go, x + velocity(x, *rest), x), torch.minimum(t + 1, time), k + 1)
+        if k % every == 0: kept.append((t, x))
+    if k % every: kept.append((t, x))
     return tuple(map(torch.stack, zip(*kept)))
 
 # %% ../nbs/26_stability.ipynb #0a582c5b
-def thresholds(A=1., # Slope, or root of E[A²]
-               B=0., # Output without the weights
-               y=1., # Target
-               lam=.1, # Weight decay
-               n:int=3 # Weights
-              )->tuple[Tensor,Tensor]: # t−: from here equal weights escape, t+: there they end; not a number where zero is the only equilibrium
+def thresholds(A=1.,  # Slope, or root of E[A²]
+               B=0.,  # Output without the weights
+               y=1.,  # Target
+               lam=.1,  # Weight decay
+               n: int = 3  # Weights
+              ) -> tuple[Tensor, Tensor]:  # t−: from here equal weights escape, t+: there they end; not a number where zero is the only equilibrium
     "The roots of `size_equation`, by bisection"
     n = check_number('n', n, 2, integer=True)
-    A,d,lam = torch.broadcast_tensors(_finite('A', A), _finite('B', B)-_finite('y', y), _finite('lam', lam, 0))
-    a,r = A**2,(A*d).abs()
-    g = lambda t: a*t**(2*n-2)-r*t**(n-2)+lam
-    low,top = ((n-2)/(2*n-2)*r/a)**(1/n),(r/a)**(1/n)
+    A, d, lam = torch.broadcast_tensors(_finite('A', A), _finite('B', B) - _finite('y', y), _finite('lam', lam, 0))
+    a, r = A**2, (A * d).abs()
+    g = lambda t: a * t**(2 * n - 2) - r * t**(n - 2) + lam
+    low, top = ((n - 2) / (2 * n - 2) * r / a)**(1 / n), (r / a)**(1 / n)
     def root(lo, hi, sign):   # g(lo)·sign > 0 > g(hi)·sign
         for _ in range(100):
-            mid = (lo+hi)/2
-            up = g(mid)*sign>0
-            lo,hi = torch.where(up, mid, lo),torch.where(up, hi, mid)
-        return torch.where((g(low)<0) & (r>0), (lo+hi)/2, math.nan)
-    return root(torch.zeros_like(low), low, 1),root(low, top, -1)
+            mid = (lo + hi) / 2
+            up = g(mid) * sign > 0
+            lo, hi = torch.where(up, mid, lo), torch.where(up, hi, mid)
+        return torch.where((g(low) < 0) & (r > 0), (lo + hi) / 2, math.nan)
+    return root(torch.zeros_like(low), low, 1), root(low, top, -1)
 
 # %% ../nbs/26_stability.ipynb #c4a30071
-def safe_size(A=1., B=0., y=1., lam=.1, n:int=3)->Tensor:
+def safe_size(A=1., B=0., y=1., lam=.1, n: int = 3) -> Tensor:
     "Starts with all weights smaller than this return to zero"
     n = check_number('n', n, 3, integer=True)
-    r = (_finite('A', A)*(_finite('B', B)-_finite('y', y))).abs()
-    return (_finite('lam', lam, 0)/r)**(1/(n-2))
+    r = (_finite('A', A) * (_finite('B', B) - _finite('y', y))).abs()
+    return (_finite('lam', lam, 0) / r)**(1 / (n - 2))
 
 # %% ../nbs/26_stability.ipynb #33aaf8f9
-def _rho(n, A, d): return (A*d).abs() if n==2 else torch.zeros_like(A*d)
+def _rho(n, A, d): return (A * d).abs() if n == 2 else torch.zeros_like(A * d)
 
 def _fastest(path, r):
     "The part of two weights along the eigenvector of the larger eigenvalue; of more weights, all"
-    return path if path.shape[-1]>2 else path[...,:1]-torch.where(r<0, -1., 1.)[:,None]*path[...,1:]
+    return path if path.shape[-1] > 2 else path[..., :1] - torch.where(r < 0, -1., 1.)[:, None] * path[..., 1:]
 
 def _log_growth(path):
     "Logarithm of the norm, less that at the start; what went to infinity stays there"
     l = path.norm(dim=-1).log()
-    return torch.where(l.isnan(), math.inf, l)-l[0]
+    return torch.where(l.isnan(), math.inf, l) - l[0]
 
 # %% ../nbs/26_stability.ipynb #f47e8ba1
 def _slowest(n, rho, lam, eta, flow):
     "The rate that takes longest to show; at the border itself: long, but not forever"
-    if flow: return eta*torch.maximum((rho-lam).abs(), .02*(rho+lam)).clamp(min=1e-12)
-    return torch.minimum(*((1+eta*(s*rho-lam)).abs().log().abs() for s in (1,-1))).clamp(.001, .5)
+    if flow: return eta * torch.maximum((rho - lam).abs(), .02 * (rho + lam)).clamp(min=1e-12)
+    return torch.minimum(*((1 + eta * (s * rho - lam)).abs().log().abs() for s in (1, -1))).clamp(.001, .5)
 
 # %% ../nbs/26_stability.ipynb #6c4c79fb
 def _fit(t, logn, use):
     "Slope of `logn` by `t` over the rows in `use`, for each column"
     w = use.double()
     k = w.sum(0)
-    mt,ml = ((w*o.nan_to_num(0, 0, 0)).sum(0)/k for o in (t,logn))
-    dt = w*(t-mt)
-    return torch.where(k>2, (dt*(logn.nan_to_num(0, 0, 0)-ml)).sum(0)/dt.square().sum(0), math.nan)
+    mt, ml = ((w * o.nan_to_num(0, 0, 0)).sum(0) / k for o in (t, logn))
+    dt = w * (t - mt)
+    return torch.where(k > 2, (dt * (logn.nan_to_num(0, 0, 0) - ml)).sum(0) / dt.square().sum(0), math.nan)
 
 # %% ../nbs/26_stability.ipynb #3a81fabe
 def _first(t, logn, level):
     "When `logn` first passes `level`, interpolated; infinity if never"
-    over = logn>=level
+    over = logn >= level
     i = over.int().argmax(0).clamp(min=1)[None]
-    t1,t0,l1,l0 = (o.gather(0, j)[0] for o in (t,logn) for j in (i,i-1))
-    share = ((level-l0)/(l1-l0)).nan_to_num(1, 1, 1).clamp(0, 1)
-    return torch.where(over.any(0), t0+share*(t1-t0), math.inf)
+    t1, t0, l1, l0 = (o.gather(0, j)[0] for o in (t, logn) for j in (i, i - 1))
+    share = ((level - l0) / (l1 - l0)).nan_to_num(1, 1, 1).clamp(0, 1)
+    return torch.where(over.any(0), t0 + share * (t1 - t0), math.inf)
 
 # %% ../nbs/26_stability.ipynb #a51a98a0
-def escapes(theta, # Starts, … × n
-            A=1., B=0., y=1., lam=.1, eta=1., # As in `simulate`
-            factor:float=10., # Escaped: the norm has grown by this
-            patience:float=14., # Time for each start, in units of 1/η|ρ−λ| (descent: of the slower multiplier)
-            how:str='flow' # One of `HOW`
-           )->pd.DataFrame: # One row per start: A, residual, lam, eta, rho, start, end, escaped, time, rate, predicted_rate, predicted
+def escapes(theta,  # Starts, … × n
+            A=1., B=0., y=1., lam=.1, eta=1.,  # As in `simulate`
+            factor: float = 10.,  # Escaped: the norm has grown by this
+            patience: float = 14.,  # Time for each start, in units of 1/η|ρ−λ| (descent: of the slower multiplier)
+            how: str = 'flow'  # One of `HOW`
+           ) -> pd.DataFrame:  # One row per start: A, residual, lam, eta, rho, start, end, escaped, time, rate, predicted_rate, predicted
     "Which starts leave zero, when, and how fast"
-    factor,patience = check_number('factor', factor, 1, lo_open=True),check_number('patience', patience, 0, lo_open=True)
-    x,*rest = _problem(theta, A, B, y, lam, eta)
-    x,(A,d,lam,eta) = x.reshape(-1, x.shape[-1]),(o.reshape(-1) for o in rest)
-    rho,flow = _rho(x.shape[-1], A, d),check_choice('how', how, HOW)=='flow'
-    t,path = simulate(x, A, d, 0., lam, eta, patience/_slowest(x.shape[-1], rho, lam, eta, flow), how=how)
-    logn,logf = (_log_growth(o) for o in (path,_fastest(path, A*d)))
-    when,alpha = _first(t, logn, math.log(factor)),eta*(rho-lam)
-    stays = (alpha<0) if flow else (alpha<0) & (eta*(lam+rho)<2)
-    rate = _fit(t, logf, (logf.abs()>math.log(10)) & (logf.abs()<math.log(1000)))
+    factor, patience = check_number('factor', factor, 1, lo_open=True), check_number('patience', patience, 0, lo_open=True)
+    x, *rest = _problem(theta, A, B, y, lam, eta)
+    x, (A, d, lam, eta) = x.reshape(-1, x.shape[-1]), (o.reshape(-1) for o in rest)
+    rho, flow = _rho(x.shape[-1], A, d), check_choice('how', how, HOW) == 'flow'
+    t, path = simulate(x, A, d, 0., lam, eta, patience / _slowest(x.shape[-1], rho, lam, eta, flow), how=how)
+    logn, logf = (_log_growth(o) for o in (path, _fastest(path, A * d)))
+    when, alpha = _first(t, logn, math.log(factor)), eta * (rho - lam)
+    stays = (alpha < 0) if flow else (alpha < 0) & (eta * (lam + rho) < 2)
+    rate = _fit(t, logf, (logf.abs() > math.log(10)) & (logf.abs() < math.log(1000)))
     cols = dict(A=A, residual=d, lam=lam, eta=eta, rho=rho, start=x.norm(dim=-1), end=path[-1].norm(dim=-1), escaped=when.isfinite(), time=when,
-                rate=rate, predicted_rate=alpha if flow else (1+alpha).abs().log(), predicted=~stays)
-    return pd.DataFrame({k:v.numpy() for k,v in cols.items()})
+                rate=rate, predicted_rate=alpha if flow else (1 + alpha).abs().log(), predicted=~stays)
+    return pd.DataFrame({k: v.numpy() for k, v in cols.items()})
 
 # %% ../nbs/26_stability.ipynb #b38a23ff
-def random_problems(k:int, # How many
-                    n:int=2, # Weights
-                    size:float=1e-6, # Norm of the starts
-                    margin:float=.05, # Least |ρ−λ|/(ρ+λ)
-                    seed:int=0 # Of the `noise` stream
-                   )->dict: # Arguments of `escapes`
+def random_problems(k: int,  # How many
+                    n: int = 2,  # Weights
+                    size: float = 1e-6,  # Norm of the starts
+                    margin: float = .05,  # Least |ρ−λ|/(ρ+λ)
+                    seed: int = 0  # Of the `noise` stream
+                   ) -> dict:  # Arguments of `escapes`
     "Random `theta`, `A`, `B`, `y`, `lam` and `eta`; about half of the pairs are predicted to escape"
-    k,n,g = check_number('k', k, 1, integer=True),check_number('n', n, 2, integer=True),Streams(seed).noise
-    A,B,y = torch.randn(3, k, generator=g, dtype=torch.float64)
-    r,u = (A*(B-y)).abs(),2*torch.rand(k, generator=g, dtype=torch.float64)-1
-    u = torch.where(u.abs()<margin, margin*torch.where(u<0, -1., 1.), u)   # (ρ−λ)/(ρ+λ)
-    lam = r*(1-.9*u)/(1+.9*u) if margin<.9 else r
+    k, n, g = check_number('k', k, 1, integer=True), check_number('n', n, 2, integer=True), Streams(seed).noise
+    A, B, y = torch.randn(3, k, generator=g, dtype=torch.float64)
+    r, u = (A * (B - y)).abs(), 2 * torch.rand(k, generator=g, dtype=torch.float64) - 1
+    u = torch.where(u.abs() < margin, margin * torch.where(u < 0, -1., 1.), u)   # (ρ−λ)/(ρ+λ)
+    lam = r * (1 - .9 * u) / (1 + .9 * u) if margin < .9 else r
     theta = torch.randn(k, n, generator=g, dtype=torch.float64)
-    eta = 10**(-torch.rand(k, generator=g, dtype=torch.float64))/(r+lam)
-    return dict(theta=size*theta/theta.norm(dim=1, keepdim=True), A=A, B=B, y=y, lam=lam, eta=eta)
+    eta = 10**(-torch.rand(k, generator=g, dtype=torch.float64)) / (r + lam)
+    return dict(theta=size * theta / theta.norm(dim=1, keepdim=True), A=A, B=B, y=y, lam=lam, eta=eta)
 
 # %% ../nbs/26_stability.ipynb #b894ba36
-def plot_rates(df:pd.DataFrame, # With columns `predicted_rate` and `rate`
-               by:str|None=None, # Colours for each value of this column
-               ax=None # Where to draw
-              ): # Axes
+def plot_rates(df: pd.DataFrame,  # With columns `predicted_rate` and `rate`
+               by: str | None = None,  # Colours for each value of this column
+               ax=None  # Where to draw
+              ):  # Axes
     "Measured rates over predicted ones, with the diagonal"
     from matplotlib import pyplot as plt
-    ax = ax or plt.subplots(figsize=(3.6,3.4), layout='constrained')[1]
+    ax = ax or plt.subplots(figsize=(3.6, 3.4), layout='constrained')[1]
     if by is not None: check_choice('by', by, list(df.columns))
-    for k,g in [(None,df)] if by is None else df.groupby(by, sort=False): ax.plot(g.predicted_rate, g.rate, '.', ms=5, alpha=.6, label=None if by is None else f'{by} = {k:g}' if isinstance(k, float) else k)
-    lo,hi = min(df.predicted_rate.min(), df.rate.min()),max(df.predicted_rate.max(), df.rate.max())
-    ax.plot([lo,hi], [lo,hi], 'k-', lw=.7); ax.axhline(0, c='k', lw=.5, ls=':'); ax.axvline(0, c='k', lw=.5, ls=':')
+    for k, g in [(None, df)] if by is None else df.groupby(by, sort=False): ax.plot(g.predicted_rate, g.rate, '.', ms=5, alpha=.6, label=None if by is None else f'{by} = {k:g}' if isinstance(k, float) else k)
+    lo, hi = min(df.predicted_rate.min(), df.rate.min()), max(df.predicted_rate.max(), df.rate.max())
+    ax.plot([lo, hi], [lo, hi], 'k-', lw=.7)
+    ax.axhline(0, c='k', lw=.5, ls=':')
+    ax.axvline(0, c='k', lw=.5, ls=':')
     ax.set(xlabel='predicted rate', ylabel='measured rate')
     if by is not None: ax.legend(frameon=False)
     return ax
 
 # %% ../nbs/26_stability.ipynb #c791c7ac
-def escape_times(k:int=25, # Values of each
-                 A:float=1., residual:float=1., lam:float=.2, eta:float=1., # What is not varied
-                 size:float=1e-4 # Norm of the starts, in the fastest direction
-                )->pd.DataFrame: # One row per value: vary, value, time, predicted_time
+def escape_times(k: int = 25,  # Values of each
+                 A: float = 1., residual: float = 1., lam: float = .2, eta: float = 1.,  # What is not varied
+                 size: float = 1e-4  # Norm of the starts, in the fastest direction
+                ) -> pd.DataFrame:  # One row per value: vary, value, time, predicted_time
     "Time to grow tenfold, against the slope, the residual, the weight decay and the learning rate"
-    k,base = check_number('k', k, 2, integer=True),dict(A=A, B=residual, lam=lam, eta=eta)
+    k, base = check_number('k', k, 2, integer=True), dict(A=A, B=residual, lam=lam, eta=eta)
     rows = []
-    for name,(lo,hi) in dict(A=(.3,3), B=(.3,3), lam=(.02,.9), eta=(.1,3)).items():
-        v = np.linspace(lo, hi, k)*({'lam':abs(A*residual)}.get(name, 1))
-        now = base | {name:v}
-        theta = size*np.stack([np.ones(k), -np.sign(np.ones(k)*now['A']*now['B'])], -1)/2**.5
+    for name, (lo, hi) in dict(A=(.3, 3), B=(.3, 3), lam=(.02, .9), eta=(.1, 3)).items():
+        v = np.linspace(lo, hi, k) * ({'lam': abs(A * residual)}.get(name, 1))
+        now = base | {name: v}
+        theta = size * np.stack([np.ones(k), -np.sign(np.ones(k) * now['A'] * now['B'])], -1) / 2**.5
         df = escapes(theta, y=0., **now)
-        rows.append(pd.DataFrame(dict(vary='residual' if name=='B' else name, value=v, time=df.time, predicted_time=np.where(df.predicted_rate>0, math.log(10)/df.predicted_rate, np.inf))))
+        rows.append(pd.DataFrame(dict(vary='residual' if name == 'B' else name, value=v, time=df.time, predicted_time=np.where(df.predicted_rate > 0, math.log(10) / df.predicted_rate, np.inf))))
     return pd.concat(rows, ignore_index=True)
 
 # %% ../nbs/26_stability.ipynb #fb735abf
-def plot_escape_times(df:pd.DataFrame # From `escape_times`
-                     ): # Axes, one for each quantity
+def plot_escape_times(df: pd.DataFrame  # From `escape_times`
+                     ):  # Axes, one for each quantity
     "Escape times and their prediction"
     from matplotlib import pyplot as plt
     kinds = list(df.groupby('vary', sort=False))
-    axs = plt.subplots(1, len(kinds), figsize=(2.4*len(kinds),2.4), layout='constrained', squeeze=False)[1][0]
-    for (name,g),ax in zip(kinds, axs):
-        ax.plot(g.value, g.predicted_time, 'k-', lw=.8, label='predicted'); ax.plot(g.value, g.time, '.', label='simulated')
-        ax.set(xlabel={'A':'A','residual':'B − y','lam':'λ','eta':'η'}.get(name, name), yscale='log')
-    axs[0].set_ylabel('time to grow tenfold'); axs[0].legend(frameon=False)
+    axs = plt.subplots(1, len(kinds), figsize=(2.4 * len(kinds), 2.4), layout='constrained', squeeze=False)[1][0]
+    for (name, g), ax in zip(kinds, axs):
+        ax.plot(g.value, g.predicted_time, 'k-', lw=.8, label='predicted')
+        ax.plot(g.value, g.time, '.', label='simulated')
+        ax.set(xlabel={'A': 'A', 'residual': 'B − y', 'lam': 'λ', 'eta': 'η'}.get(name, name), yscale='log')
+    axs[0].set_ylabel('time to grow tenfold')
+    axs[0].legend(frameon=False)
     return axs
 
 # %% ../nbs/26_stability.ipynb #b19d25b4
-def plot_portrait(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `simulate`
-                  lim:float=1.5, # Half width of the window
-                  n:int=2, # Weights; from three on, the others equal θj
-                  ax=None # Where to draw
-                 ): # Axes
+def plot_portrait(A: float = 1., B: float = 0., y: float = 1., lam: float = .1,  # As in `simulate`
+                  lim: float = 1.5,  # Half width of the window
+                  n: int = 2,  # Weights; from three on, the others equal θj
+                  ax=None  # Where to draw
+                 ):  # Axes
     "Streamlines of the flow; places of rest that are stable are filled"
     from matplotlib import pyplot as plt
-    ax = ax or plt.subplots(figsize=(3.2,3.2), layout='constrained')[1]
-    n,o = check_number('n', n, 2, integer=True),torch.linspace(-lim, lim, 41, dtype=torch.float64)
-    tj,ti = torch.meshgrid(o, o, indexing='ij')
-    x,*rest = _problem(torch.stack([ti]+[tj]*(n-1), -1), A, B, y, lam, 1.)
+    ax = ax or plt.subplots(figsize=(3.2, 3.2), layout='constrained')[1]
+    n, o = check_number('n', n, 2, integer=True), torch.linspace(-lim, lim, 41, dtype=torch.float64)
+    tj, ti = torch.meshgrid(o, o, indexing='ij')
+    x, *rest = _problem(torch.stack([ti] + [tj] * (n - 1), -1), A, B, y, lam, 1.)
     v = velocity(x, *rest)
-    ax.streamplot(o.numpy(), o.numpy(), v[...,0].numpy(), v[...,1].numpy(), color='.6', density=.5, linewidth=.6, arrowsize=.6)
-    s = -np.sign(A*(B-y)) or 1.
-    for t,fill in zip(thresholds(A, B, y, lam, n), ('none','C0')):   # θj^(n−1) is positive for odd n: the sign is θi's
-        for sj in (1,-1):
-            if t>0: ax.plot(float(t)*s*sj**(n-1), float(t)*sj, 'o', c='C0', mfc=fill)
-    ax.plot(0, 0, 'o', c='C3', mfc='C3' if lam>(abs(A*(B-y)) if n==2 else 0) else 'none')
-    ax.set(xlabel='θi', ylabel='θj' if n==2 else 'θj = θk' if n==3 else 'the other θ', xlim=(-lim,lim), ylim=(-lim,lim), aspect='equal')
+    ax.streamplot(o.numpy(), o.numpy(), v[..., 0].numpy(), v[..., 1].numpy(), color='.6', density=.5, linewidth=.6, arrowsize=.6)
+    s = -np.sign(A * (B - y)) or 1.
+    for t, fill in zip(thresholds(A, B, y, lam, n), ('none', 'C0')):   # θj^(n−1) is positive for odd n: the sign is θi's
+        for sj in (1, -1):
+            if t > 0: ax.plot(float(t) * s * sj**(n - 1), float(t) * sj, 'o', c='C0', mfc=fill)
+    ax.plot(0, 0, 'o', c='C3', mfc='C3' if lam > (abs(A * (B - y)) if n == 2 else 0) else 'none')
+    ax.set(xlabel='θi', ylabel='θj' if n == 2 else 'θj = θk' if n == 3 else 'the other θ', xlim=(-lim, lim), ylim=(-lim, lim), aspect='equal')
     return ax
 
 # %% ../nbs/26_stability.ipynb #215e0b13
-def basins(A:float=1., B:float=0., y:float=1., lam:float=.1, # As in `simulate`
-           n:int=3, # Weights; all but θi are equal at the start
-           lim:float=1.5, # Half width of the window
-           k:int=61, # Starts a side
-           time:float|None=None # How long; default: 24/λ
-          )->pd.DataFrame: # One row per start: theta_i, theta_j, end (the norm), returned
+def basins(A: float = 1., B: float = 0., y: float = 1., lam: float = .1,  # As in `simulate`
+           n: int = 3,  # Weights; all but θi are equal at the start
+           lim: float = 1.5,  # Half width of the window
+           k: int = 61,  # Starts a side
+           time: float | None = None  # How long; default: 24/λ
+          ) -> pd.DataFrame:  # One row per start: theta_i, theta_j, end (the norm), returned
     "From where the flow returns to zero"
-    lim,k = check_number('lim', lim, 0, lo_open=True),check_number('k', k, 2, integer=True)
+    lim, k = check_number('lim', lim, 0, lo_open=True), check_number('k', k, 2, integer=True)
     lam = check_number('lam', lam, 0, lo_open=time is None)
     o = torch.linspace(-lim, lim, k, dtype=torch.float64)
-    tj,ti = (t.flatten() for t in torch.meshgrid(o, o, indexing='ij'))
-    end = simulate(torch.stack([ti]+[tj]*(check_number('n', n, 2, integer=True)-1), -1), A, B, y, lam, 1., 24/lam if time is None else time, every=10**9)[1][-1].norm(dim=-1)
-    return pd.DataFrame(dict(theta_i=ti, theta_j=tj, end=end, returned=end<1e-3*lim))
+    tj, ti = (t.flatten() for t in torch.meshgrid(o, o, indexing='ij'))
+    end = simulate(torch.stack([ti] + [tj] * (check_number('n', n, 2, integer=True) - 1), -1), A, B, y, lam, 1., 24 / lam if time is None else time, every=10**9)[1][-1].norm(dim=-1)
+    return pd.DataFrame(dict(theta_i=ti, theta_j=tj, end=end, returned=end < 1e-3 * lim))
 
 # %% ../nbs/26_stability.ipynb #b0567531
-def plot_basins(df:pd.DataFrame, # From `basins`
-                ax=None # Where to draw
-               ): # Axes
+def plot_basins(df: pd.DataFrame,  # From `basins`
+                ax=None  # Where to draw
+               ):  # Axes
     "The norm at the end, by start"
     from matplotlib import pyplot as plt
-    ax = ax or plt.subplots(figsize=(3.4,3), layout='constrained')[1]
+    ax = ax or plt.subplots(figsize=(3.4, 3), layout='constrained')[1]
     z = df.pivot(index='theta_j', columns='theta_i', values='end')
     im = ax.pcolormesh(z.columns, z.index, z.values, shading='nearest', vmin=0, vmax=max(z.values.max(), .01))
     ax.figure.colorbar(im, ax=ax, label='norm at the end')
@@ -430,146 +439,146 @@ def _parameters(model):
     if not isinstance(model, nn.Module): raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
     ps = dict(model.named_parameters())
     if not ps: raise ReinitError(f'{type(model).__name__} has no parameters: give a model with weights')
-    for n,p in ps.items():
-        if p.dtype in (torch.float16,torch.bfloat16): raise ReinitError(f'model: {n} is in half precision ({p.dtype}), too coarse for second derivatives: use model.float()')
+    for n, p in ps.items():
+        if p.dtype in (torch.float16, torch.bfloat16): raise ReinitError(f'model: {n} is in half precision ({p.dtype}), too coarse for second derivatives: use model.float()')
     return ps
 
 # %% ../nbs/26_stability.ipynb #df22526e
 def _flat_index(ps, weight):
     "The place of a weight in its flattened parameter"
-    if not isinstance(weight, (tuple,list)) or len(weight)!=2: raise ReinitError(f"groups: {weight!r} should be a parameter's name and a place, as ('{next(iter(ps))}', (0,0))")
-    name,at = weight
+    if not isinstance(weight, (tuple, list)) or len(weight) != 2: raise ReinitError(f"groups: {weight!r} should be a parameter's name and a place, as ('{next(iter(ps))}', (0,0))")
+    name, at = weight
     p = ps[check_choice('weight', name, ps)]
-    at = tuple(at) if isinstance(at, (tuple,list)) else (at,)
-    if len(at)!=p.ndim or not all(isinstance(i, (int,np.integer)) and 0<=i<s for i,s in zip(at, p.shape)):
+    at = tuple(at) if isinstance(at, (tuple, list)) else (at,)
+    if len(at) != p.ndim or not all(isinstance(i, (int, np.integer)) and 0 <= i < s for i, s in zip(at, p.shape)):
         raise ReinitError(f'weight {name!r} at {at} is out of range: its shape is {tuple(p.shape)}, so give {p.ndim} whole number{"s"*(p.ndim>1)}, at most {tuple(s-1 for s in p.shape)}')
-    return name,int(np.ravel_multi_index(at, p.shape))
+    return name, int(np.ravel_multi_index(at, p.shape))
 
 # %% ../nbs/26_stability.ipynb #fa655ae3
 class _Slots:
     "Some entries of a model's parameters, as variables of a function"
     def __init__(self, model, names):
         ps = _parameters(model)
-        self.model,self.names = model,list(dict.fromkeys(names))
+        self.model, self.names = model, list(dict.fromkeys(names))
         self.shapes = [ps[n].shape for n in self.names]
         self.sizes = [s.numel() for s in self.shapes]
-        self.start = dict(zip(self.names, np.cumsum([0]+self.sizes).tolist()))
+        self.start = dict(zip(self.names, np.cumsum([0] + self.sizes).tolist()))
         self.flat = torch.cat([ps[n].detach().flatten() for n in self.names])
 
     def __call__(self, idx, v, x):
         "Output for `x` with the entries `idx` set to `v`"
         parts = self.flat.scatter(0, idx.flatten(), v.flatten()).split(self.sizes)
-        return functional_call(self.model, {n:p.view(s) for n,p,s in zip(self.names, parts, self.shapes)}, (x,))
+        return functional_call(self.model, {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes)}, (x,))
 
 # %% ../nbs/26_stability.ipynb #0a5769c4
 def _group_slots(model, groups):
     "Slots, and an index for each weight of each group"
-    groups,ps = list(groups),_parameters(model)
+    groups, ps = list(groups), _parameters(model)
     if not groups: raise ReinitError('groups is empty: give one group of weights or more')
     found = [[_flat_index(ps, w) for w in g] for g in groups]
-    for g,f in zip(groups, found):
-        if len(f)<2 or len(f)!=len(found[0]): raise ReinitError(f'groups: {g!r} has {len(f)} weights; each should have n >= 2, all the same n')
-        if len(set(f))<len(f): raise ReinitError(f'groups: {g!r} names a weight twice')
-    slots = _Slots(model, [n for f in found for n,_ in f])
-    return slots,torch.tensor([[slots.start[n]+i for n,i in f] for f in found], device=slots.flat.device)
+    for g, f in zip(groups, found):
+        if len(f) < 2 or len(f) != len(found[0]): raise ReinitError(f'groups: {g!r} has {len(f)} weights; each should have n >= 2, all the same n')
+        if len(set(f)) < len(f): raise ReinitError(f'groups: {g!r} names a weight twice')
+    slots = _Slots(model, [n for f in found for n, _ in f])
+    return slots, torch.tensor([[slots.start[n] + i for n, i in f] for f in found], device=slots.flat.device)
 
 # %% ../nbs/26_stability.ipynb #ec105fdd
-def _slope(s, k): return lambda v,u: grad(s)(v, u)[k]
+def _slope(s, k): return lambda v, u: grad(s)(v, u)[k]
 
-def _names(group): return ' · '.join(f'{n}[{",".join(map(str, at)) if isinstance(at, (tuple,list)) else at}]' for n,at in group)
+def _names(group): return ' · '.join(f'{n}[{",".join(map(str, at)) if isinstance(at, (tuple,list)) else at}]' for n, at in group)
 
 def _check_path(groups, on, n):
     if not on.all(): raise ReinitError(f'groups: {_names(groups[int(on.int().argmin())])} are not on a common path: A is 0 for all {n} examples (strict=False keeps such groups)')
 
 # %% ../nbs/26_stability.ipynb #ea096436
-def coefficients(model:nn.Module, # Any model
-                 x:Tensor, # A batch of inputs
-                 groups:Sequence, # Groups of n weights, each as (parameter, place)
-                 strict:bool=True, # Is a group without a common path an error?
-                 chunk:int=64 # Groups at a time
-                )->tuple[Tensor,Tensor]: # A and B: groups × examples × outputs
+def coefficients(model: nn.Module,  # Any model
+                 x: Tensor,  # A batch of inputs
+                 groups: Sequence,  # Groups of n weights, each as (parameter, place)
+                 strict: bool = True,  # Is a group without a common path an error?
+                 chunk: int = 64  # Groups at a time
+                ) -> tuple[Tensor, Tensor]:  # A and B: groups × examples × outputs
     "A and B of $f=A\\theta_i\\theta_j\\cdots+B$ for each group of weights, with these set to zero"
     groups = list(groups)
-    slots,idx = _group_slots(model, groups)
+    slots, idx = _group_slots(model, groups)
     zero = torch.zeros(idx.shape[1], device=slots.flat.device, dtype=slots.flat.dtype)
     def one(i):
-        B,s = slots(i, zero, x),lambda v,u: (slots(i, v, x)*u).sum()
+        B, s = slots(i, zero, x), lambda v, u: (slots(i, v, x) * u).sum()
         for k in range(len(zero)): s = _slope(s, k)
-        return grad(s, argnums=1)(zero, torch.zeros_like(B)),B
-    with untouched(model): A,B = vmap(one, chunk_size=chunk)(idx)
-    if strict: _check_path(groups, (A.flatten(1)!=0).any(1), len(x))
-    return A,B
+        return grad(s, argnums=1)(zero, torch.zeros_like(B)), B
+    with untouched(model): A, B = vmap(one, chunk_size=chunk)(idx)
+    if strict: _check_path(groups, (A.flatten(1) != 0).any(1), len(x))
+    return A, B
 
 # %% ../nbs/26_stability.ipynb #e82cf16c
-def half_mse(out:Tensor, y:Tensor)->Tensor:
+def half_mse(out: Tensor, y: Tensor) -> Tensor:
     "Half the squared error, summed over outputs, averaged over examples"
-    return (out-y).square().flatten(1).sum(1).mean()/2
+    return (out - y).square().flatten(1).sum(1).mean() / 2
 
-def _on(data, dev): return [(x.to(dev), y.to(dev)) for x,y in batches(data)]
+def _on(data, dev): return [(x.to(dev), y.to(dev)) for x, y in batches(data)]
 
 # %% ../nbs/26_stability.ipynb #6167c9ba
-def group_hessians(model:nn.Module, # Any model
-                   data, # As in `flatness.batches`
-                   groups:Sequence, # As in `coefficients`
-                   loss:Callable=F.cross_entropy, # As `loss(output, y)`, the mean over a batch
-                   chunk:int=64 # Groups at a time
-                  )->tuple[Tensor,Tensor]: # Hessians (groups × n × n) and gradients (groups × n)
+def group_hessians(model: nn.Module,  # Any model
+                   data,  # As in `flatness.batches`
+                   groups: Sequence,  # As in `coefficients`
+                   loss: Callable = F.cross_entropy,  # As `loss(output, y)`, the mean over a batch
+                   chunk: int = 64  # Groups at a time
+                  ) -> tuple[Tensor, Tensor]:  # Hessians (groups × n × n) and gradients (groups × n)
     "Second and first derivatives of the mean loss in each group of weights, with these set to zero"
-    slots,idx = _group_slots(model, groups)
-    zero,data = torch.zeros(idx.shape[1], device=idx.device, dtype=slots.flat.dtype),_on(data, idx.device)
-    H,G,total = 0.,0.,sum(len(y) for _,y in data)
+    slots, idx = _group_slots(model, groups)
+    zero, data = torch.zeros(idx.shape[1], device=idx.device, dtype=slots.flat.dtype), _on(data, idx.device)
+    H, G, total = 0., 0., sum(len(y) for _, y in data)
     with untouched(model):
-        for x,y in data:
+        for x, y in data:
             def g(v, i):
                 d = grad(lambda v: loss(slots(i, v, x), y))(v)
-                return d,d
-            h,d = vmap(lambda i: jacrev(g, has_aux=True)(zero, i), chunk_size=chunk)(idx)
-            H,G = H+h*len(y)/total,G+d*len(y)/total
-    return H,G
+                return d, d
+            h, d = vmap(lambda i: jacrev(g, has_aux=True)(zero, i), chunk_size=chunk)(idx)
+            H, G = H + h * len(y) / total, G + d * len(y) / total
+    return H, G
 
 # %% ../nbs/26_stability.ipynb #198e3648
-def predict_groups(model:nn.Module, # Any model
-                   data, # As in `flatness.batches`
-                   groups:Sequence, # As in `coefficients`
-                   lam:float=0., # Weight decay
-                   eta:float=1., # Learning rate
-                   loss:Callable=F.cross_entropy, # As `loss(output, y)`, the mean over a batch
-                   strict:bool=True, # Is a group without a common path an error?
-                   chunk:int=64 # Groups at a time
-                  )->pd.DataFrame: # One row per group: weights, A (root mean square), rho, gradient, equilibrium, alpha_min, alpha_max, escapes
+def predict_groups(model: nn.Module,  # Any model
+                   data,  # As in `flatness.batches`
+                   groups: Sequence,  # As in `coefficients`
+                   lam: float = 0.,  # Weight decay
+                   eta: float = 1.,  # Learning rate
+                   loss: Callable = F.cross_entropy,  # As `loss(output, y)`, the mean over a batch
+                   strict: bool = True,  # Is a group without a common path an error?
+                   chunk: int = 64  # Groups at a time
+                  ) -> pd.DataFrame:  # One row per group: weights, A (root mean square), rho, gradient, equilibrium, alpha_min, alpha_max, escapes
     "Eigenvalues of the linearized dynamics of each group of weights at zero"
-    lam,eta,groups = check_number('lam', lam, 0),check_number('eta', eta, 0, lo_open=True),list(groups)
-    H,G = group_hessians(model, data, groups, loss, chunk)
+    lam, eta, groups = check_number('lam', lam, 0), check_number('eta', eta, 0, lo_open=True), list(groups)
+    H, G = group_hessians(model, data, groups, loss, chunk)
     data = _on(data, H.device)
-    n = sum(len(y) for _,y in data)
-    size = sum(coefficients(model, x, groups, False, chunk)[0].double().square().flatten(1).mean(1)*len(y)/n for x,y in data).sqrt().cpu()
-    if strict: _check_path(groups, size>0, n)
-    e,g = torch.linalg.eigvalsh(-H.double().cpu()),G.double().norm(dim=1).cpu()
-    return pd.DataFrame(dict(weights=[_names(o) for o in groups], n=H.shape[-1], A=size, rho=e[:,-1], gradient=g, equilibrium=(g<=1e-6*(1+e[:,-1].abs())).numpy(),
-                             alpha_min=eta*(e[:,0]-lam), alpha_max=eta*(e[:,-1]-lam), escapes=(e[:,-1]>lam).numpy()))
+    n = sum(len(y) for _, y in data)
+    size = sum(coefficients(model, x, groups, False, chunk)[0].double().square().flatten(1).mean(1) * len(y) / n for x, y in data).sqrt().cpu()
+    if strict: _check_path(groups, size > 0, n)
+    e, g = torch.linalg.eigvalsh(-H.double().cpu()), G.double().norm(dim=1).cpu()
+    return pd.DataFrame(dict(weights=[_names(o) for o in groups], n=H.shape[-1], A=size, rho=e[:, -1], gradient=g, equilibrium=(g <= 1e-6 * (1 + e[:, -1].abs())).numpy(),
+                             alpha_min=eta * (e[:, 0] - lam), alpha_max=eta * (e[:, -1] - lam), escapes=(e[:, -1] > lam).numpy()))
 
 # %% ../nbs/26_stability.ipynb #e1b9e34f
 def _module(model, arg, name):
     "The layer called `name`, if it has rows"
-    mods = {n:m for n,m in model.named_modules() if isinstance(getattr(m, 'weight', None), Tensor) and not isinstance(m, (nn.Embedding,nn.modules.conv._ConvTransposeNd))}
+    mods = {n: m for n, m in model.named_modules() if isinstance(getattr(m, 'weight', None), Tensor) and not isinstance(m, (nn.Embedding, nn.modules.conv._ConvTransposeNd))}
     return mods[check_choice(arg, name, mods)]
 
 def _units(units, n):
     "Checked units, default all"
-    units = list(range(n)) if units is None else [units] if isinstance(units, (int,np.integer)) else list(units)
-    for u in units: check_number('units', u, 0, n-1, integer=True)
-    if not units or len(set(units))<len(units): raise ReinitError(f'units={units} should name one unit or more, each once')
+    units = list(range(n)) if units is None else [units] if isinstance(units, (int, np.integer)) else list(units)
+    for u in units: check_number('units', u, 0, n - 1, integer=True)
+    if not units or len(set(units)) < len(units): raise ReinitError(f'units={units} should name one unit or more, each once')
     return units
 
 # %% ../nbs/26_stability.ipynb #0cff692c
 def _columns(m, name, n):
     "For each of `n` units that feed `m`, the places of its outgoing weights: n × …"
     places = torch.arange(m.weight.numel()).view(m.weight.shape)
-    if m.weight.ndim==1: return places[:,None] if len(places)==n else None
-    if getattr(m, 'groups', 1)>1:   # an input belongs to the outputs of its group
-        per,out = m.weight.shape[1],m.weight.shape[0]//m.groups
-        return None if per*m.groups!=n else torch.stack([places[(i//per)*out:(i//per+1)*out, i%per].flatten() for i in range(n)])
-    if places.shape[1]!=n and (places.ndim>2 or places.shape[1]%n): return None
+    if m.weight.ndim == 1: return places[:, None] if len(places) == n else None
+    if getattr(m, 'groups', 1) > 1:   # an input belongs to the outputs of its group
+        per, out = m.weight.shape[1], m.weight.shape[0] // m.groups
+        return None if per * m.groups != n else torch.stack([places[(i // per) * out:(i // per + 1) * out, i % per].flatten() for i in range(n)])
+    if places.shape[1] != n and (places.ndim > 2 or places.shape[1] % n): return None
     return places.flatten(1).view(len(places), n, -1).transpose(0, 1).flatten(1)   # after a flatten: several inputs a unit
 
 # %% ../nbs/26_stability.ipynb #859e88ec
@@ -577,20 +586,20 @@ class _Pairs:
     "Rows of one layer and columns of the next, as variables"
     def __init__(self, model, rows, columns, units=None):
         ps = _parameters(model)
-        a,b = _module(model, 'rows', rows),_module(model, 'columns', columns)
+        a, b = _module(model, 'rows', rows), _module(model, 'columns', columns)
         if a is b: raise ReinitError(f'rows and columns are both {rows!r}: give two layers, one after the other')
-        n,dev = len(a.weight),a.weight.device
-        self.units,cols = _units(units, n),_columns(b, columns, n)
+        n, dev = len(a.weight), a.weight.device
+        self.units, cols = _units(units, n), _columns(b, columns, n)
         if cols is None: raise ReinitError(f'columns={columns!r} has weights of shape {tuple(b.weight.shape)}, which do not fit the {n} units of rows={rows!r}: is it the next layer?')
-        name,parts = {id(p):k for k,p in ps.items()},[p for p in (a.weight, getattr(a, 'bias', None)) if p is not None]
+        name, parts = {id(p): k for k, p in ps.items()}, [p for p in (a.weight, getattr(a, 'bias', None)) if p is not None]
         if any(id(p) not in name for p in (*parts, b.weight)): raise ReinitError(f'rows={rows!r} or columns={columns!r} computes its weight from other parameters: remove the parametrization first')
         self.slots = _Slots(model, [name[id(p)] for p in (*parts, b.weight)])
-        at = lambda p,i: i+self.slots.start[name[id(p)]]
+        at = lambda p, i: i + self.slots.start[name[id(p)]]
         R = [at(p, torch.arange(p.numel()).view(n, -1)) for p in parts]
-        self.row,self.col = (t[self.units].to(dev) for t in (torch.cat(R, 1), at(b.weight, cols)))
-        self.small = torch.cat([torch.full((r.shape[1],), p.ndim==1) for r,p in zip(R, parts)]).to(dev)   # biases and norms
+        self.row, self.col = (t[self.units].to(dev) for t in (torch.cat(R, 1), at(b.weight, cols)))
+        self.small = torch.cat([torch.full((r.shape[1],), p.ndim == 1) for r, p in zip(R, parts)]).to(dev)   # biases and norms
 
-    def get(self): return self.slots.flat[self.row],self.slots.flat[self.col]
+    def get(self): return self.slots.flat[self.row], self.slots.flat[self.col]
 
     def out(self, r, c, x): return self.slots(torch.cat([self.row.flatten(), self.col.flatten()]), torch.cat([r.flatten(), c.flatten()]), x)
 
@@ -599,228 +608,230 @@ class _Pairs:
         "Write rows and columns into the model"
         ps = dict(self.slots.model.named_parameters())
         flat = self.slots.flat.scatter(0, self.row.flatten(), r.flatten()).scatter(0, self.col.flatten(), c.flatten())
-        for n,p in zip(self.slots.names, flat.split(self.slots.sizes)): ps[n].copy_(p.view_as(ps[n]))
+        for n, p in zip(self.slots.names, flat.split(self.slots.sizes)): ps[n].copy_(p.view_as(ps[n]))
 
 # %% ../nbs/26_stability.ipynb #a519693b
 def _tiny_rows(r, tiny, seed):
     "Rows in the directions they have, of norm `tiny`; random directions for those that are zero"
     draw = torch.randn(r.shape, generator=Streams(seed).noise).to(r)
-    r = torch.where(r.norm(dim=1, keepdim=True)>0, r, draw)
-    return tiny*r/r.norm(dim=1, keepdim=True)
+    r = torch.where(r.norm(dim=1, keepdim=True) > 0, r, draw)
+    return tiny * r / r.norm(dim=1, keepdim=True)
 
 # %% ../nbs/26_stability.ipynb #3b6b731c
 def _products(pairs, r, data, loss):
     "A function that multiplies with M and its transpose, for all units: (dr, dc) → (Mᵀdc, M dr); and the columns' gradient"
     c0 = torch.zeros_like(pairs.get()[1])
-    total = sum(len(y) for _,y in data)
-    def first(r, c, x, y): return grad(lambda r,c: loss(pairs.out(r, c, x), y)*len(y)/total, argnums=(0,1))(r, c)
+    total = sum(len(y) for _, y in data)
+    def first(r, c, x, y): return grad(lambda r, c: loss(pairs.out(r, c, x), y) * len(y) / total, argnums=(0, 1))(r, c)
     def both(dr, dc):
         def dot(r, c, x, y):
-            gr,gc = first(r, c, x, y)
-            return (gr*dr).sum()+(gc*dc).sum()
-        return [sum(o) for o in zip(*(grad(dot, argnums=(0,1))(r, c0, x, y) for x,y in data))]
-    return both,sum(first(r, c0, x, y)[1] for x,y in data)
+            gr, gc = first(r, c, x, y)
+            return (gr * dr).sum() + (gc * dc).sum()
+        return [sum(o) for o in zip(*(grad(dot, argnums=(0, 1))(r, c0, x, y) for x, y in data))]
+    return both, sum(first(r, c0, x, y)[1] for x, y in data)
 
 # %% ../nbs/26_stability.ipynb #705eab8a
 def _lanczos(mul, v, steps):
     "Largest eigenvalue and its vector of many symmetric matrices at once; `v` and `mul(v)` are matrices × size"
-    Q,a,b = [v/v.norm(dim=1, keepdim=True)],[],[]
+    Q, a, b = [v / v.norm(dim=1, keepdim=True)], [], []
     for k in range(min(steps, v.shape[1])):
         w = mul(Q[-1])
-        a.append((w*Q[-1]).sum(1))
+        a.append((w * Q[-1]).sum(1))
         for _ in range(2):   # twice is enough: keeps the vectors orthogonal
-            for q in Q: w = w-(w*q).sum(1, keepdim=True)*q
+            for q in Q: w = w - (w * q).sum(1, keepdim=True) * q
         n = w.norm(dim=1)
-        stop = n<=1e-5*torch.stack(a).abs().amax(0).clamp(min=1e-30)+1e-12
-        b.append(torch.where(stop, 0., n)); Q.append(torch.where(stop[:,None], 0., w/n.clamp(min=1e-30)[:,None]))
-    a,b = torch.stack(a, 1).double(),torch.stack(b[:-1]+[b[-1]*0], 1).double()[:,:-1]
-    gone = torch.stack([q.abs().sum(1)==0 for q in Q[:-1]], 1)
-    a = torch.where(gone, a[:,:1].expand_as(a), a)   # after a stop: a value that is in the range already
-    e,y = torch.linalg.eigh(torch.diag_embed(a)+torch.diag_embed(b, 1)+torch.diag_embed(b, -1))
-    return e[:,-1],torch.einsum('kud,uk->ud', torch.stack(Q[:-1]).double(), y[:,:,-1]).to(v)
+        stop = n <= 1e-5 * torch.stack(a).abs().amax(0).clamp(min=1e-30) + 1e-12
+        b.append(torch.where(stop, 0., n))
+        Q.append(torch.where(stop[:, None], 0., w / n.clamp(min=1e-30)[:, None]))
+    a, b = torch.stack(a, 1).double(), torch.stack(b[:-1] + [b[-1] * 0], 1).double()[:, :-1]
+    gone = torch.stack([q.abs().sum(1) == 0 for q in Q[:-1]], 1)
+    a = torch.where(gone, a[:, :1].expand_as(a), a)   # after a stop: a value that is in the range already
+    e, y = torch.linalg.eigh(torch.diag_embed(a) + torch.diag_embed(b, 1) + torch.diag_embed(b, -1))
+    return e[:, -1], torch.einsum('kud,uk->ud', torch.stack(Q[:-1]).double(), y[:, :, -1]).to(v)
 
 # %% ../nbs/26_stability.ipynb #1258902d
 def _leading(pairs, r, data, loss, decay, steps, seed):
     "Largest eigenvalue of −(decay + M and its transpose) and its vector, and the columns' gradient"
-    both,g = _products(pairs, r, data, loss)
+    both, g = _products(pairs, r, data, loss)
     d = r.shape[1]
-    def mul(v): return -torch.cat(both(v[:,:d], v[:,d:]), 1)-decay*v
+    def mul(v): return -torch.cat(both(v[:, :d], v[:, d:]), 1) - decay * v
     v = torch.randn(len(r), len(decay), generator=Streams(seed).noise).to(r)
-    return (*_lanczos(mul, v, steps),g)
+    return (*_lanczos(mul, v, steps), g)
 
 # %% ../nbs/26_stability.ipynb #c13ed0d3
 def _quotient(pairs, r, data, loss, decay):
     "How fast the norm of each pair grows as it stands, not in its fastest direction; not a number at zero"
-    r0,c0 = pairs.get()
+    r0, c0 = pairs.get()
     Mr = _products(pairs, r, data, loss)[0](r0, torch.zeros_like(c0))[1]
     v = torch.cat([r0, c0], 1)
-    return -(2*(c0*Mr).sum(1)+(decay*v*v).sum(1))/(v*v).sum(1)
+    return -(2 * (c0 * Mr).sum(1) + (decay * v * v).sum(1)) / (v * v).sum(1)
 
 # %% ../nbs/26_stability.ipynb #3dfc958b
-def pair_matrix(model:nn.Module, data, rows:str, columns:str, unit:int, # As in `predict_pairs`
-                loss:Callable=F.cross_entropy, tiny:float=1e-4, seed:int=0
-               )->Tensor: # Outgoing × incoming weights, the bias last
+def pair_matrix(model: nn.Module, data, rows: str, columns: str, unit: int,  # As in `predict_pairs`
+                loss: Callable = F.cross_entropy, tiny: float = 1e-4, seed: int = 0
+               ) -> Tensor:  # Outgoing × incoming weights, the bias last
     "The whole matrix M of one unit, row by row"
     pairs = _Pairs(model, rows, columns, [unit])
     with untouched(model):
-        r,c = pairs.get()
-        both,_ = _products(pairs, _tiny_rows(r, check_number('tiny', tiny, 0, lo_open=True), seed), _on(data, r.device), loss)
+        r, c = pairs.get()
+        both, _ = _products(pairs, _tiny_rows(r, check_number('tiny', tiny, 0, lo_open=True), seed), _on(data, r.device), loss)
         return torch.stack([both(torch.zeros_like(r), e[None])[0][0] for e in torch.eye(c.shape[1]).to(c)])
 
 # %% ../nbs/26_stability.ipynb #4a78ce9f
-def predict_pairs(model:nn.Module, # Any model
-                  data, # As in `flatness.batches`
-                  rows:str, # Name of a layer: its rows (and biases). A norm's weights are rows of one
-                  columns:str, # Name of the layer after it: its columns
-                  units:Sequence[int]|None=None, # Which units; default: all. All of them are taken to be near zero together
-                  lam:float=0., # Weight decay
-                  eta:float=1., # Learning rate
-                  loss:Callable=F.cross_entropy, # As `loss(output, y)`, the mean over a batch
-                  decay_all:bool=True, # Does weight decay reach biases and norms? In fastai: `wd_bn_bias`
-                  tiny:float=1e-4, # Norm of the rows
-                  steps:int=30, # Of Lanczos
-                  seed:int=0 # Of start vectors, and of rows that are zero
-                 )->pd.DataFrame: # One row per unit: unit, sigma, rate, rate_now, escapes, equilibrium
+def predict_pairs(model: nn.Module,  # Any model
+                  data,  # As in `flatness.batches`
+                  rows: str,  # Name of a layer: its rows (and biases). A norm's weights are rows of one
+                  columns: str,  # Name of the layer after it: its columns
+                  units: Sequence[int] | None = None,  # Which units; default: all. All of them are taken to be near zero together
+                  lam: float = 0.,  # Weight decay
+                  eta: float = 1.,  # Learning rate
+                  loss: Callable = F.cross_entropy,  # As `loss(output, y)`, the mean over a batch
+                  decay_all: bool = True,  # Does weight decay reach biases and norms? In fastai: `wd_bn_bias`
+                  tiny: float = 1e-4,  # Norm of the rows
+                  steps: int = 30,  # Of Lanczos
+                  seed: int = 0  # Of start vectors, and of rows that are zero
+                 ) -> pd.DataFrame:  # One row per unit: unit, sigma, rate, rate_now, escapes, equilibrium
     "Does a row with its column stay at zero? The largest eigenvalue of their linearized dynamics"
-    lam,eta = check_number('lam', lam, 0),check_number('eta', eta, 0, lo_open=True)
-    tiny,steps = check_number('tiny', tiny, 0, lo_open=True),check_number('steps', steps, 2, integer=True)
+    lam, eta = check_number('lam', lam, 0), check_number('eta', eta, 0, lo_open=True)
+    tiny, steps = check_number('tiny', tiny, 0, lo_open=True), check_number('steps', steps, 2, integer=True)
     pairs = _Pairs(model, rows, columns, units)
     with untouched(model):
-        r0,c0 = pairs.get()
-        r,data,none = _tiny_rows(r0, tiny, seed),_on(data, r0.device),torch.zeros(r0.shape[1]+c0.shape[1]).to(r0)
-        decay = none+lam if decay_all else torch.cat([torch.where(pairs.small, 0., lam), torch.full_like(c0[0], lam)])
-        sigma,_,g = _leading(pairs, r, data, loss, none, steps, seed)
-        top = sigma-lam if decay_all else _leading(pairs, r, data, loss, decay, steps, seed)[0]
+        r0, c0 = pairs.get()
+        r, data, none = _tiny_rows(r0, tiny, seed), _on(data, r0.device), torch.zeros(r0.shape[1] + c0.shape[1]).to(r0)
+        decay = none + lam if decay_all else torch.cat([torch.where(pairs.small, 0., lam), torch.full_like(c0[0], lam)])
+        sigma, _, g = _leading(pairs, r, data, loss, none, steps, seed)
+        top = sigma - lam if decay_all else _leading(pairs, r, data, loss, decay, steps, seed)[0]
         now = _quotient(pairs, r, data, loss, decay)
-    if not (sigma>0).any(): raise ReinitError(f'rows={rows!r} and columns={columns!r} are not on a common path, or all units are dead: M is 0 for all units')
-    rest = g.double().norm(dim=1)<=(1.05*sigma+1e-3*sigma.max())*tiny   # |Mw| ≤ σ|w| at an equilibrium
-    return pd.DataFrame({k:v.cpu().numpy() if isinstance(v, Tensor) else v for k,v in dict(unit=pairs.units, sigma=sigma, rate=eta*top, rate_now=eta*now, escapes=top>0, equilibrium=rest).items()})
+    if not (sigma > 0).any(): raise ReinitError(f'rows={rows!r} and columns={columns!r} are not on a common path, or all units are dead: M is 0 for all units')
+    rest = g.double().norm(dim=1) <= (1.05 * sigma + 1e-3 * sigma.max()) * tiny   # |Mw| ≤ σ|w| at an equilibrium
+    return pd.DataFrame({k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in dict(unit=pairs.units, sigma=sigma, rate=eta * top, rate_now=eta * now, escapes=top > 0, equilibrium=rest).items()})
 
 # %% ../nbs/26_stability.ipynb #089c467e
-def pair_norms(model:nn.Module, rows:str, columns:str, units=None # As in `predict_pairs`
-              )->pd.DataFrame: # One row per unit: unit, row, column, norm (of both together), norm_sum (as in Figure 4)
+def pair_norms(model: nn.Module, rows: str, columns: str, units=None  # As in `predict_pairs`
+              ) -> pd.DataFrame:  # One row per unit: unit, row, column, norm (of both together), norm_sum (as in Figure 4)
     "Norms of the rows and columns of some units"
     pairs = _Pairs(model, rows, columns, units)
-    r,c = (t.double().norm(dim=1).cpu() for t in pairs.get())
-    return pd.DataFrame(dict(unit=pairs.units, row=r, column=c, norm=(r**2+c**2).sqrt(), norm_sum=r+c))
+    r, c = (t.double().norm(dim=1).cpu() for t in pairs.get())
+    return pd.DataFrame(dict(unit=pairs.units, row=r, column=c, norm=(r**2 + c**2).sqrt(), norm_sum=r + c))
 
 # %% ../nbs/26_stability.ipynb #879849ea
-def set_pairs(model:nn.Module, # Changed in place
-              rows:str, columns:str, units=None, # As in `predict_pairs`
-              std:float=0., # Deviation of the new values; 0: zeros
-              seed:int=0 # Of the `noise` stream
-             )->nn.Module: # The same model
+def set_pairs(model: nn.Module,  # Changed in place
+              rows: str, columns: str, units=None,  # As in `predict_pairs`
+              std: float = 0.,  # Deviation of the new values; 0: zeros
+              seed: int = 0  # Of the `noise` stream
+             ) -> nn.Module:  # The same model
     "Set rows and columns to zero, or to tiny random values"
-    pairs,g = _Pairs(model, rows, columns, units),Streams(seed).noise
+    pairs, g = _Pairs(model, rows, columns, units), Streams(seed).noise
     std = check_number('std', std, 0)
-    pairs.set_(*(torch.randn(t.shape, generator=g).to(t)*std for t in pairs.get()))
+    pairs.set_(*(torch.randn(t.shape, generator=g).to(t) * std for t in pairs.get()))
     return model
 
 # %% ../nbs/26_stability.ipynb #ae8781a4
-def align_pairs(model:nn.Module, # Changed in place
-                data, rows:str, columns:str, units=None, # As in `predict_pairs`
-                norm:float=1e-4, # Of each pair
-                loss:Callable=F.cross_entropy, # As `loss(output, y)`, the mean over a batch
-                rounds:int=10, # Of direction → matrix → direction
-                steps:int=30, # Of Lanczos
-                seed:int=0 # Of the first directions
-               )->nn.Module: # The same model
+def align_pairs(model: nn.Module,  # Changed in place
+                data, rows: str, columns: str, units=None,  # As in `predict_pairs`
+                norm: float = 1e-4,  # Of each pair
+                loss: Callable = F.cross_entropy,  # As `loss(output, y)`, the mean over a batch
+                rounds: int = 10,  # Of direction → matrix → direction
+                steps: int = 30,  # Of Lanczos
+                seed: int = 0  # Of the first directions
+               ) -> nn.Module:  # The same model
     "Set rows and columns to the tiny values that grow fastest"
-    norm,rounds = check_number('norm', norm, 0, lo_open=True),check_number('rounds', rounds, 1, integer=True)
+    norm, rounds = check_number('norm', norm, 0, lo_open=True), check_number('rounds', rounds, 1, integer=True)
     pairs = _Pairs(model, rows, columns, units)
     with untouched(model):
-        r,c = pairs.get()
-        d,none,data = r.shape[1],torch.zeros(r.shape[1]+c.shape[1]).to(r),_on(data, r.device)
+        r, c = pairs.get()
+        d, none, data = r.shape[1], torch.zeros(r.shape[1] + c.shape[1]).to(r), _on(data, r.device)
         for _ in range(rounds):
             old = _tiny_rows(r, norm, seed)
-            _,v,_ = _leading(pairs, old, data, loss, none, steps, seed)
-            v = v*torch.where((v[:,:d]*old).sum(1, keepdim=True)<0, -1., 1.)   # of ± v the one on this side of the ReLU
-            r = v[:,:d]
-    pairs.set_(norm*v[:,:d], norm*v[:,d:])
+            _, v, _ = _leading(pairs, old, data, loss, none, steps, seed)
+            v = v * torch.where((v[:, :d] * old).sum(1, keepdim=True) < 0, -1., 1.)   # of ± v the one on this side of the ReLU
+            r = v[:, :d]
+    pairs.set_(norm * v[:, :d], norm * v[:, d:])
     return model
 
 # %% ../nbs/26_stability.ipynb #0cb526e6
-def multiplier(alpha, # Eigenvalues
-               momentum:float=0. # μ of gradient descent
-              )->np.ndarray: # By how much a deviation grows in each step, in the long run
+def multiplier(alpha,  # Eigenvalues
+               momentum: float = 0.  # μ of gradient descent
+              ) -> np.ndarray:  # By how much a deviation grows in each step, in the long run
     "The largest root, in absolute value, of $z^2-(1+\\mu+\\alpha)z+\\mu$"
     mu = check_number('momentum', momentum, 0, 1)
-    b = 1+mu+np.asarray(alpha, dtype=complex)
-    root = np.sqrt(b**2-4*mu)
-    return np.maximum(abs(b+root), abs(b-root))/2
+    b = 1 + mu + np.asarray(alpha, dtype=complex)
+    root = np.sqrt(b**2 - 4 * mu)
+    return np.maximum(abs(b + root), abs(b - root)) / 2
 
 # %% ../nbs/26_stability.ipynb #580540fb
-def track_pairs(rows:str, columns:str, units=None # As in `predict_pairs`
-               ): # A fastai callback; its `table()` has columns step, unit, row, column, norm, norm_sum
+def track_pairs(rows: str, columns: str, units=None  # As in `predict_pairs`
+               ):  # A fastai callback; its `table()` has columns step, unit, row, column, norm, norm_sum
     "Record the norms of pairs before the last `fit` and after each of its steps"
     from fastai.callback.core import Callback
     class TrackPairs(Callback):
-        order,seen = 100,()
+        order, seen = 100, ()
         def note(self): self.seen.append(pair_norms(self.model, rows, columns, units).assign(step=len(self.seen)))
         def before_train(self):   # unlike before_fit, not fired by validate and get_preds
-            if self.epoch==0 and not hasattr(self.learn, 'lr_finder'): self.seen = []; self.note()
+            if self.epoch == 0 and not hasattr(self.learn, 'lr_finder'): self.seen = []; self.note()
         def after_batch(self):
             if self.training and not hasattr(self.learn, 'lr_finder'): self.note()
         def table(self):
             if not self.seen: raise ReinitError('track_pairs has seen no training yet: give it to a Learner, and fit')
-            return pd.concat(self.seen, ignore_index=True)[['step','unit','row','column','norm','norm_sum']]
+            return pd.concat(self.seen, ignore_index=True)[['step', 'unit', 'row', 'column', 'norm', 'norm_sum']]
     return TrackPairs()
 
 # %% ../nbs/26_stability.ipynb #e2c6ca51
-def growth_rates(df:pd.DataFrame, # From `track_pairs(…).table()`
-                 first:int=0, # First step that counts
-                 last:int|None=None # Last step; default: all
-                )->pd.DataFrame: # One row per unit: unit, rate (per step)
+def growth_rates(df: pd.DataFrame,  # From `track_pairs(…).table()`
+                 first: int = 0,  # First step that counts
+                 last: int | None = None  # Last step; default: all
+                ) -> pd.DataFrame:  # One row per unit: unit, rate (per step)
     "Slope of the logarithm of each pair's norm by step"
-    df = df[(df.step>=first) & (df.step<=(df.step.max() if last is None else last)) & (df.norm>0)]
-    if df.groupby('unit').step.nunique().min()<2 or df.empty: raise ReinitError(f'first={first}, last={last} leave fewer than two steps with norms above 0')
-    slope = {u:np.polyfit(g.step, np.log(g.norm), 1)[0] for u,g in df.groupby('unit', sort=False)}
+    df = df[(df.step >= first) & (df.step <= (df.step.max() if last is None else last)) & (df.norm > 0)]
+    if df.groupby('unit').step.nunique().min() < 2 or df.empty: raise ReinitError(f'first={first}, last={last} leave fewer than two steps with norms above 0')
+    slope = {u: np.polyfit(g.step, np.log(g.norm), 1)[0] for u, g in df.groupby('unit', sort=False)}
     return pd.DataFrame(dict(unit=list(slope), rate=list(slope.values())))
 
 # %% ../nbs/26_stability.ipynb #0a77bfda
 @contextmanager
-def batch_statistics(model:nn.Module):
+def batch_statistics(model: nn.Module):
     "Inside, batch norms use mean and deviation of the batch, as in training, and remember nothing"
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    were = [(m.running_mean,m.running_var) for m in norms]
+    were = [(m.running_mean, m.running_var) for m in norms]
     try:
         for m in norms: m.running_mean = m.running_var = None
         yield model
     finally:
-        for m,(mean,var) in zip(norms, were): m.running_mean,m.running_var = mean,var
+        for m, (mean, var) in zip(norms, were): m.running_mean, m.running_var = mean, var
 
 # %% ../nbs/26_stability.ipynb #90287774
-def z1_evidence(ns:Sequence[int]=(2,3,4,5), # Numbers of weights
-                draws:int=20, # Random numbers to compare at
-                seed:int=0 # Of the `noise` stream
-               )->pd.DataFrame: # One row per n: n, eigenvalues, formula, condition, equal, max_error, draws
+def z1_evidence(ns: Sequence[int] = (2, 3, 4, 5),  # Numbers of weights
+                draws: int = 20,  # Random numbers to compare at
+                seed: int = 0  # Of the `noise` stream
+               ) -> pd.DataFrame:  # One row per n: n, eigenvalues, formula, condition, equal, max_error, draws
     "Claim Z1: eigenvalues at zero are $\\eta(-\\lambda\\pm|B-y||A|)$ for two weights, and $-\\eta\\lambda$ for more"
     import sympy as sp
-    rows,z,draws = [],sp.Symbol('z'),check_number('draws', draws, 1, integer=True)
+    rows, z, draws = [], sp.Symbol('z'), check_number('draws', draws, 1, integer=True)
     for n in ns:
-        m,J = product_model(n),linearization(n)
-        want = [m.eta*(-m.lam+s*sp.Abs(m.B[0]-m.y[0])*sp.Abs(m.A[0])) for s in (1,-1)] if n==2 else [-m.eta*m.lam]*n
-        char = J.charpoly(z).as_expr()-sp.prod(z-w for w in want)
-        args = [m.A[0],m.B[0],m.y[0],m.eta,m.lam]
-        num,formula = sp.lambdify(args, J, 'numpy'),sp.lambdify(args, want, 'numpy')
-        v = torch.randn(draws, 5, generator=Streams(seed).noise, dtype=torch.float64).numpy(); v[:,3:] = abs(v[:,3:])
-        err = max(abs(np.sort(np.linalg.eigvalsh(num(*o)))-np.sort(formula(*o))).max() for o in v)
+        m, J = product_model(n), linearization(n)
+        want = [m.eta * (-m.lam + s * sp.Abs(m.B[0] - m.y[0]) * sp.Abs(m.A[0])) for s in (1, -1)] if n == 2 else [-m.eta * m.lam] * n
+        char = J.charpoly(z).as_expr() - sp.prod(z - w for w in want)
+        args = [m.A[0], m.B[0], m.y[0], m.eta, m.lam]
+        num, formula = sp.lambdify(args, J, 'numpy'), sp.lambdify(args, want, 'numpy')
+        v = torch.randn(draws, 5, generator=Streams(seed).noise, dtype=torch.float64).numpy()
+        v[:, 3:] = abs(v[:, 3:])
+        err = max(abs(np.sort(np.linalg.eigvalsh(num(*o))) - np.sort(formula(*o))).max() for o in v)
         rows.append(dict(n=n, eigenvalues=', '.join(map(str, symbolic_eigenvalues(n))), formula=', '.join(map(str, dict.fromkeys(want))), condition=str(stability_condition(n)),
-                         equal=sp.expand(char)==0, max_error=err, draws=draws))
+                         equal=sp.expand(char) == 0, max_error=err, draws=draws))
     return pd.DataFrame(rows)
 
 # %% ../nbs/26_stability.ipynb #112c4cc3
-def z2_evidence(k:int=500, # Random problems for each row
-                size:float=1e-6, # Norm of the starts
-                seed:int=0 # Of the problems
-               )->pd.DataFrame: # One row per kind: weights, how, n, predicted, escaped, agree, low, high
+def z2_evidence(k: int = 500,  # Random problems for each row
+                size: float = 1e-6,  # Norm of the starts
+                seed: int = 0  # Of the problems
+               ) -> pd.DataFrame:  # One row per kind: weights, how, n, predicted, escaped, agree, low, high
     "Claim Z2: two weights leave zero if and only if $|B-y||A|>\\lambda$, three never do"
     from scipy.stats import beta
     rows = []
-    for n in (2,3,4):
+    for n in (2, 3, 4):
         for how in HOW:
             df = escapes(**random_problems(k, n, size, seed=seed), how=how)
-            hit = int((df.escaped==((df.rho>df.lam) & (n==2))).sum())
-            low,high = (beta.ppf(.025, hit, len(df)-hit+1) if hit else 0.),(beta.ppf(.975, hit+1, len(df)-hit) if hit<len(df) else 1.)
-            rows.append(dict(weights=n, how=how, n=len(df), predicted=int(((df.rho>df.lam) & (n==2)).sum()), escaped=int(df.escaped.sum()), agree=hit/len(df), low=low, high=high))
+            hit = int((df.escaped == ((df.rho > df.lam) & (n == 2))).sum())
+            low, high = (beta.ppf(.025, hit, len(df) - hit + 1) if hit else 0.), (beta.ppf(.975, hit + 1, len(df) - hit) if hit < len(df) else 1.)
+            rows.append(dict(weights=n, how=how, n=len(df), predicted=int(((df.rho > df.lam) & (n == 2)).sum()), escaped=int(df.escaped.sum()), agree=hit / len(df), low=low, high=high))
     return pd.DataFrame(rows)

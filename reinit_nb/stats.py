@@ -11,69 +11,73 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
+
 import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 from scipy import stats
+
 from .core import ReinitError, check_choice, check_number
 
 # %% ../nbs/51_stats.ipynb #f5d2b2cc
-def interval(values:Sequence[float], # One for each seed
-             level:float=.95 # Confidence
-            )->dict: # n, mean, lo, hi, std
+def interval(values: Sequence[float],  # One for each seed
+             level: float = .95  # Confidence
+            ) -> dict:  # n, mean, lo, hi, std
     "Mean of `values` with a Student interval"
     v = np.asarray(values, dtype=float)
     if not len(v) or not np.isfinite(v).all(): raise ReinitError('values should be finite numbers, and at least one')
     check_number('level', level, 0, 1)
-    n,std = len(v),v.std(ddof=1) if len(v)>1 else np.nan
-    half = stats.t.ppf((1+level)/2, n-1)*std/n**.5 if n>1 else np.nan
-    return dict(n=n, mean=v.mean(), lo=v.mean()-half, hi=v.mean()+half, std=std)
+    n, std = len(v), v.std(ddof=1) if len(v) > 1 else np.nan
+    half = stats.t.ppf((1 + level) / 2, n - 1) * std / n**.5 if n > 1 else np.nan
+    return dict(n=n, mean=v.mean(), lo=v.mean() - half, hi=v.mean() + half, std=std)
 
 # %% ../nbs/51_stats.ipynb #b51200b8
-def summary(df:pd.DataFrame, # Tidy: one row for each run
-            by:str|Sequence[str], # Columns that tell the groups apart
-            value:str, # Column with the measurement
-            level:float=.95 # Confidence
-           )->pd.DataFrame: # One row per group: the columns `by`, and those of `interval`
+def summary(df: pd.DataFrame,  # Tidy: one row for each run
+            by: str | Sequence[str],  # Columns that tell the groups apart
+            value: str,  # Column with the measurement
+            level: float = .95  # Confidence
+           ) -> pd.DataFrame:  # One row per group: the columns `by`, and those of `interval`
     "`interval` of every group, in the order in which groups appear"
     by = [by] if isinstance(by, str) else list(by)
-    rows = [dict(zip(by, k if isinstance(k, tuple) else (k,))) | interval(g[value], level) for k,g in df.groupby(by, sort=False)]
+    rows = [dict(zip(by, k if isinstance(k, tuple) else (k,))) | interval(g[value], level) for k, g in df.groupby(by, sort=False)]
     return pd.DataFrame(rows)
 
 # %% ../nbs/51_stats.ipynb #78a82398
-def paired(df:pd.DataFrame, # Tidy: one row for each run
-           a:str, # Value of `col`: this …
-           b:str, # … minus this
-           value:str, # Column with the measurement
-           col:str='method', # What is compared
-           on:str|Sequence[str]='seed', # Columns that make a pair
-           level:float=.95 # Confidence
-          )->dict: # As `interval`, of the differences
+def paired(df: pd.DataFrame,  # Tidy: one row for each run
+           a: str,  # Value of `col`: this …
+           b: str,  # … minus this
+           value: str,  # Column with the measurement
+           col: str = 'method',  # What is compared
+           on: str | Sequence[str] = 'seed',  # Columns that make a pair
+           level: float = .95  # Confidence
+          ) -> dict:  # As `interval`, of the differences
     "Difference between two methods over runs that share everything else"
     on = [on] if isinstance(on, str) else list(on)
-    x,y = (df[df[col]==k].set_index(on)[value] for k in (a,b))
-    if not len(x) or not x.index.is_unique or set(x.index)!=set(y.index) or not y.index.is_unique:
+    x, y = (df[df[col] == k].set_index(on)[value] for k in (a, b))
+    if not len(x) or not x.index.is_unique or set(x.index) != set(y.index) or not y.index.is_unique:
         raise ReinitError(f'{a} and {b} cannot be paired by {", ".join(on)}: {len(x)} and {len(y)} runs, which should match one to one')
-    return interval(x-y.loc[x.index], level)
+    return interval(x - y.loc[x.index], level)
 
 # %% ../nbs/51_stats.ipynb #5ab9b7c4
-def bootstrap(values:Sequence[float], # One for each seed, or setting
-              stat:Callable=np.mean, # Takes an array and `axis`
-              n:int=10_000, # Draws
-              level:float=.95, # Confidence
-              seed:int=0, # The same seed gives the same interval
-              minus:Sequence[float]|None=None, # Values in the same order, subtracted first: paired differences
-              method:str='percentile' # Or `BCa`
-             )->dict: # n, value, lo, hi
+def bootstrap(values: Sequence[float],  # One for each seed, or setting
+              stat: Callable = np.mean,  # Takes an array and `axis`
+              n: int = 10_000,  # Draws
+              level: float = .95,  # Confidence
+              seed: int = 0,  # The same seed gives the same interval
+              minus: Sequence[float] | None = None,  # Values in the same order, subtracted first: paired differences
+              method: str = 'percentile'  # Or `BCa`
+             ) -> dict:  # n, value, lo, hi
     "Interval of `stat` by drawing `values` anew"
     v = np.asarray(values, dtype=float)
     if minus is not None:
-        if np.shape(minus)!=v.shape: raise ReinitError(f'{len(v)} values and {len(minus)} to subtract cannot be paired')
-        v = v-np.asarray(minus, dtype=float)
-    if v.ndim!=1 or not len(v) or not np.isfinite(v).all(): raise ReinitError('values should be finite numbers, and at least one')
-    check_choice('method', method, ('percentile','BCa')); check_number('n', n, 1, integer=True); check_number('level', level, 0, 1)
+        if np.shape(minus) != v.shape: raise ReinitError(f'{len(v)} values and {len(minus)} to subtract cannot be paired')
+        v = v - np.asarray(minus, dtype=float)
+    if v.ndim != 1 or not len(v) or not np.isfinite(v).all(): raise ReinitError('values should be finite numbers, and at least one')
+    check_choice('method', method, ('percentile', 'BCa'))
+    check_number('n', n, 1, integer=True)
+    check_number('level', level, 0, 1)
     lo = hi = np.nan
-    if len(v)>1: lo,hi = stats.bootstrap((v,), stat, n_resamples=n, confidence_level=level, method=method, random_state=np.random.default_rng(seed)).confidence_interval
+    if len(v) > 1: lo, hi = stats.bootstrap((v,), stat, n_resamples=n, confidence_level=level, method=method, random_state=np.random.default_rng(seed)).confidence_interval
     return dict(n=len(v), value=float(stat(v, axis=0)), lo=float(lo), hi=float(hi))
 
 # %% ../nbs/51_stats.ipynb #c8283725
@@ -82,38 +86,38 @@ def _differences(d):
     d = np.asarray(d, dtype=float).ravel()
     if not np.isfinite(d).all(): raise ReinitError('differences should be finite numbers')
     d = d.round(12)
-    return d[d!=0]
+    return d[d != 0]
 
 @cache
 def _binomial(wins, n, alternative): return float(stats.binomtest(wins, n, alternative=alternative).pvalue)
 
-def sign_test(d:Sequence[float], # Differences, one for each pair; zeros are left out
-              alternative:str='two-sided' # `two-sided`: wins and losses differ; `greater`: there are more wins
-             )->float: # p-value
+def sign_test(d: Sequence[float],  # Differences, one for each pair; zeros are left out
+              alternative: str = 'two-sided'  # `two-sided`: wins and losses differ; `greater`: there are more wins
+             ) -> float:  # p-value
     "Exact binomial test: are there more wins, or losses, than chance would give?"
     d = _differences(d)
-    check_choice('alternative', alternative, ('two-sided','greater'))
-    return _binomial(int((d>0).sum()), len(d), alternative) if len(d) else 1.
+    check_choice('alternative', alternative, ('two-sided', 'greater'))
+    return _binomial(int((d > 0).sum()), len(d), alternative) if len(d) else 1.
 
 # %% ../nbs/51_stats.ipynb #92dd30d0
-def wilcoxon(d:Sequence[float] # Differences, one for each pair; zeros are left out
-            )->float: # Two-sided p-value
+def wilcoxon(d: Sequence[float]  # Differences, one for each pair; zeros are left out
+            ) -> float:  # Two-sided p-value
     "Exact signed-rank test, also with ties"
     d = _differences(d)
     if not len(d): return 1.
-    ranks = (2*stats.rankdata(abs(d))).round().astype(int)
-    total,ways = ranks.sum(),np.ones(1)   # ways[s]: share of all signs with rank sum s
-    for r in ranks: ways = (np.pad(ways, (0,r))+np.pad(ways, (r,0)))/2
-    far = abs(2*np.arange(total+1)-total) >= abs(2*ranks[d>0].sum()-total)
+    ranks = (2 * stats.rankdata(abs(d))).round().astype(int)
+    total, ways = ranks.sum(), np.ones(1)   # ways[s]: share of all signs with rank sum s
+    for r in ranks: ways = (np.pad(ways, (0, r)) + np.pad(ways, (r, 0))) / 2
+    far = abs(2 * np.arange(total + 1) - total) >= abs(2 * ranks[d > 0].sum() - total)
     return min(1., float(ways[far].sum()))
 
 # %% ../nbs/51_stats.ipynb #acb2bc5d
-def holm(p:Sequence[float] # p-values; those that are not numbers belong to no question
-        )->np.ndarray: # Corrected p-values, in the same order
+def holm(p: Sequence[float]  # p-values; those that are not numbers belong to no question
+        ) -> np.ndarray:  # Corrected p-values, in the same order
     "Holm's correction for asking several questions at once"
     p = np.asarray(p, dtype=float)
     asked = ~np.isnan(p)
-    if ((p[asked]<0)|(p[asked]>1)).any(): raise ReinitError('p-values should lie between 0 and 1')
+    if ((p[asked] < 0) | (p[asked] > 1)).any(): raise ReinitError('p-values should lie between 0 and 1')
     out = p.copy()
     if asked.any():
         from statsmodels.stats.multitest import multipletests
@@ -126,189 +130,191 @@ def _names(index): return ', '.join(' '.join(map(str, k)) if isinstance(k, tuple
 def _side_by_side(df, value, col, on, methods):
     "One row for each setting, one column for each method"
     on = [on] if isinstance(on, str) else list(on)
-    for c in (value,col,*on): check_choice('column', c, df.columns)
+    for c in (value, col, *on): check_choice('column', c, df.columns)
     known = list(dict.fromkeys(df[col]))
     methods = [check_choice(col, m, known) for m in dict.fromkeys(known if methods is None else methods)]
-    d = df[df[col].isin(methods)].set_index([*on,col])[value]
+    d = df[df[col].isin(methods)].set_index([*on, col])[value]
     if not d.index.is_unique: raise ReinitError(f'several values for {_names(d.index[d.index.duplicated()][:3])}: name in `on` what tells them apart')
     wide = d.astype(float).unstack(col).reindex(columns=methods)
     lack = ~np.isfinite(wide)
     if lack.any(axis=None):
-        raise ReinitError('these settings lack a partner: ' + '; '.join(f'{_names([k])} (no {", ".join(lack.columns[r])})' for k,r in lack[lack.any(axis=1)].iterrows()))
+        raise ReinitError('these settings lack a partner: ' + '; '.join(f'{_names([k])} (no {", ".join(lack.columns[r])})' for k, r in lack[lack.any(axis=1)].iterrows()))
     return wide
 
 # %% ../nbs/51_stats.ipynb #79ee9695
 def _score(d, alternative, min_pairs):
     "Wins, ties, losses and p-value of differences `d`, or a note why there is none"
-    n,left = len(d),_differences(d)
-    note = '' if len(left)>=min_pairs else f'all {n} pairs are ties' if not len(left) else f'{len(left)} of {n} pairs without a tie: too few to test'
-    return dict(n=n, wins=int((left>0).sum()), ties=n-len(left), losses=int((left<0).sum()), p=np.nan if note else sign_test(d, alternative), note=note)
+    n, left = len(d), _differences(d)
+    note = '' if len(left) >= min_pairs else f'all {n} pairs are ties' if not len(left) else f'{len(left)} of {n} pairs without a tie: too few to test'
+    return dict(n=n, wins=int((left > 0).sum()), ties=n - len(left), losses=int((left < 0).sum()), p=np.nan if note else sign_test(d, alternative), note=note)
 
 def _holm_pairs(t, alternative):
     "Holm's correction over all questions of `t`; two-sided, (a,b) and (b,a) are one question"
-    if alternative=='greater': return holm(t.p)
+    if alternative == 'greater': return holm(t.p)
     key = pd.Series([frozenset(o) for o in zip(t.a, t.b)], index=t.index)
     once = ~key.duplicated()
     return key.map(dict(zip(key[once], holm(t.p[once]))))
 
 # %% ../nbs/51_stats.ipynb #c445b792
-def pairwise(df:pd.DataFrame, # Tidy: one row for each method and setting
-             value:str, # Column with the measurement; more is better
-             col:str='method', # What is compared
-             on:str|Sequence[str]='seed', # Columns that make a pair
-             alternative:str='two-sided', # Or `greater`: `a` wins more often than it loses
-             by:str|None=None, # Column that splits `df` into tables of their own
-             methods:Sequence[str]|None=None, # In this order; default: all, as they appear
-             min_pairs:int=5 # Pairs without a tie that a test needs
-            )->pd.DataFrame: # a, b, n, wins, ties, losses, p, note, holm; and `by`
+def pairwise(df: pd.DataFrame,  # Tidy: one row for each method and setting
+             value: str,  # Column with the measurement; more is better
+             col: str = 'method',  # What is compared
+             on: str | Sequence[str] = 'seed',  # Columns that make a pair
+             alternative: str = 'two-sided',  # Or `greater`: `a` wins more often than it loses
+             by: str | None = None,  # Column that splits `df` into tables of their own
+             methods: Sequence[str] | None = None,  # In this order; default: all, as they appear
+             min_pairs: int = 5  # Pairs without a tie that a test needs
+            ) -> pd.DataFrame:  # a, b, n, wins, ties, losses, p, note, holm; and `by`
     "Sign test of all ordered pairs; Holm's family is all pairs, within each value of `by`"
-    check_choice('alternative', alternative, ('two-sided','greater'))
+    check_choice('alternative', alternative, ('two-sided', 'greater'))
     if by is not None: check_choice('column', by, df.columns)
     if not len(df): raise ReinitError('the table is empty: there is nothing to compare')
     parts = []
-    for k,g in [(None,df)] if by is None else df.groupby(by, sort=False):
+    for k, g in [(None, df)] if by is None else df.groupby(by, sort=False):
         wide = _side_by_side(g, value, col, on, methods)
-        t = pd.DataFrame([dict(a=a, b=b) | _score(wide[a]-wide[b], alternative, min_pairs) for a,b in permutations(wide.columns, 2)])
+        t = pd.DataFrame([dict(a=a, b=b) | _score(wide[a] - wide[b], alternative, min_pairs) for a, b in permutations(wide.columns, 2)])
         if not len(t): raise ReinitError(f'only {_names(wide.columns)} in {col}: a comparison needs two')
         t['holm'] = _holm_pairs(t, alternative)
-        parts.append(t if by is None else t.assign(**{by:k}))
+        parts.append(t if by is None else t.assign(**{by: k}))
     return pd.concat(parts, ignore_index=True)
 
 # %% ../nbs/51_stats.ipynb #a57d10b8
-def stars(pairs:pd.DataFrame, # From `pairwise`, one table
-          level:float=.95 # Of evidence
-         )->pd.DataFrame: # ⋆, ∘ or nothing; `?` where nothing was tested
+def stars(pairs: pd.DataFrame,  # From `pairwise`, one table
+          level: float = .95  # Of evidence
+         ) -> pd.DataFrame:  # ⋆, ∘ or nothing; `?` where nothing was tested
     "Does the column beat the row? ⋆ for one test at `level`, ∘ also after Holm's correction"
-    if pairs.duplicated(['a','b']).any(): raise ReinitError('stars takes one table: choose one value of `by`')
-    mark = [('?' if np.isnan(o.p) else '' if o.wins<=o.losses or o.p>=1-level else '∘' if o.holm<1-level else '⋆') for o in pairs.itertuples()]
+    if pairs.duplicated(['a', 'b']).any(): raise ReinitError('stars takes one table: choose one value of `by`')
+    mark = [('?' if np.isnan(o.p) else '' if o.wins <= o.losses or o.p >= 1 - level else '∘' if o.holm < 1 - level else '⋆') for o in pairs.itertuples()]
     order = list(dict.fromkeys(pairs.a))
     return pairs.assign(mark=mark).pivot(index='b', columns='a', values='mark').reindex(index=order, columns=order).fillna('').rename_axis(index='row', columns='column')
 
 # %% ../nbs/51_stats.ipynb #0722e82a
 def _encode(df, features, columns=None):
     "Numbers as they are, names as one 0/1 column for each value; with a question and its answers for each column"
-    out,ask = {},{}
+    out, ask = {}, {}
     for f in features:
         v = df[check_choice('feature', f, df.columns)]
-        if pd.api.types.is_bool_dtype(v): out[f],ask[f] = v.astype(float),(f, f'no {f}', f)
-        elif pd.api.types.is_numeric_dtype(v): out[f],ask[f] = v.astype(float),(f, f'{f} ≤ {{}}', f'{f} > {{}}')
+        if pd.api.types.is_bool_dtype(v): out[f], ask[f] = v.astype(float), (f, f'no {f}', f)
+        elif pd.api.types.is_numeric_dtype(v): out[f], ask[f] = v.astype(float), (f, f'{f} ≤ {{}}', f'{f} > {{}}')
         else:
-            for k in dict.fromkeys(v): out[f'{f}={k}'],ask[f'{f}={k}'] = (v==k).astype(float),(f'{f} = {k}', f'{f} is not {k}', f'{f} is {k}')
+            for k in dict.fromkeys(v): out[f'{f}={k}'], ask[f'{f}={k}'] = (v == k).astype(float), (f'{f} = {k}', f'{f} is not {k}', f'{f} is {k}')
     X = pd.DataFrame(out, index=df.index)
-    return (X if columns is None else X.reindex(columns=columns, fill_value=0.)),ask
+    return (X if columns is None else X.reindex(columns=columns, fill_value=0.)), ask
 
 # %% ../nbs/51_stats.ipynb #e739a9dc
 @dataclass(frozen=True)
 class Tree:
     "A fitted decision tree that can be read: `rules`, `predict`, `accuracy`, `plot`"
-    model:object             # scikit-learn's classifier
-    features:tuple[str,...]  # Columns it was given
-    target:str               # Column it predicts
-    ask:dict                 # For each encoded column: question, and what no and yes mean
+    model: object             # scikit-learn's classifier
+    features: tuple[str, ...]  # Columns it was given
+    target: str               # Column it predicts
+    ask: dict                 # For each encoded column: question, and what no and yes mean
 
-    def predict(self, df:pd.DataFrame)->np.ndarray: # One guess for each row
+    def predict(self, df: pd.DataFrame) -> np.ndarray:  # One guess for each row
         "What the tree says about new rows"
         return self.model.predict(_encode(df, self.features, list(self.ask))[0].to_numpy())
 
-    def accuracy(self, df:pd.DataFrame)->float: # Between 0 and 1
+    def accuracy(self, df: pd.DataFrame) -> float:  # Between 0 and 1
         "Share of rows that are guessed right"
-        return float((self.predict(df)==df[self.target].to_numpy()).mean())
+        return float((self.predict(df) == df[self.target].to_numpy()).mean())
 
 # %% ../nbs/51_stats.ipynb #45dbba51
-def decision_tree(df:pd.DataFrame, # One row for each experiment
-                  features:Sequence[str], # Columns to ask about
-                  target:str, # Column to predict
-                  max_depth:int=4, # Questions in a row
-                  min_leaf:int=7, # Experiments in each leaf
-                  seed:int=0 # For questions that are equally good
-                 )->Tree:
+def decision_tree(df: pd.DataFrame,  # One row for each experiment
+                  features: Sequence[str],  # Columns to ask about
+                  target: str,  # Column to predict
+                  max_depth: int = 4,  # Questions in a row
+                  min_leaf: int = 7,  # Experiments in each leaf
+                  seed: int = 0  # For questions that are equally good
+                 ) -> Tree:
     "Fit scikit-learn's tree to a table of names and numbers"
     from sklearn.tree import DecisionTreeClassifier
     y = df[check_choice('target', target, df.columns)]
-    X,ask = _encode(df, features)
+    X, ask = _encode(df, features)
     if not len(X.columns) or not len(X) or X.isna().any(axis=None) or y.isna().any(): raise ReinitError('a tree needs rows and features, with a value in each cell')
-    check_number('max_depth', max_depth, 1, integer=True); check_number('min_leaf', min_leaf, 1, integer=True)
+    check_number('max_depth', max_depth, 1, integer=True)
+    check_number('min_leaf', min_leaf, 1, integer=True)
     model = DecisionTreeClassifier(max_depth=max_depth, min_samples_leaf=min_leaf, random_state=seed).fit(X.to_numpy(), y.to_numpy(dtype=object))
     return Tree(model, tuple(features), target, ask)
 
 # %% ../nbs/51_stats.ipynb #16517c20
 def _paths(tree):
     "For each leaf: its node, and what was answered on the way"
-    t,names = tree.model.tree_,list(tree.ask)
+    t, names = tree.model.tree_, list(tree.ask)
     def walk(i, said):
-        if t.children_left[i]<0: yield i,said; return
-        _,no,yes = tree.ask[names[t.feature[i]]]
-        for child,text in ((t.children_left[i],no), (t.children_right[i],yes)): yield from walk(child, [*said, text.format(f'{t.threshold[i]:g}')])
+        if t.children_left[i] < 0: yield i, said; return
+        _, no, yes = tree.ask[names[t.feature[i]]]
+        for child, text in ((t.children_left[i], no), (t.children_right[i], yes)): yield from walk(child, [*said, text.format(f'{t.threshold[i]:g}')])
     return walk(0, [])
 
 def _leaf(tree, i):
     "Experiments, guess and count for each class at node `i`"
     t = tree.model.tree_
     n = int(t.n_node_samples[i])
-    share = t.value[i][0]/t.value[i][0].sum()   # scikit-learn: counts before 1.3, shares since
-    count = {str(c):int(round(s*n)) for c,s in zip(tree.model.classes_, share) if s>0}
-    return n,str(tree.model.classes_[share.argmax()]),dict(sorted(count.items(), key=lambda kv: -kv[1]))
+    share = t.value[i][0] / t.value[i][0].sum()   # scikit-learn: counts before 1.3, shares since
+    count = {str(c): int(round(s * n)) for c, s in zip(tree.model.classes_, share) if s > 0}
+    return n, str(tree.model.classes_[share.argmax()]), dict(sorted(count.items(), key=lambda kv: -kv[1]))
 
 # %% ../nbs/51_stats.ipynb #3a5ce9a0
 @patch(as_prop=True)
-def rules(self:Tree)->pd.DataFrame: # Columns rule, predicts, n, right, counts
+def rules(self: Tree) -> pd.DataFrame:  # Columns rule, predicts, n, right, counts
     "The tree in words: one row for each leaf"
     rows = []
-    for i,said in _paths(self):
-        n,best,count = _leaf(self, i)
-        rows.append(dict(rule=' and '.join(said) or 'always', predicts=best, n=n, right=count[best]/n, counts=', '.join(f'{k} {v}' for k,v in count.items())))
+    for i, said in _paths(self):
+        n, best, count = _leaf(self, i)
+        rows.append(dict(rule=' and '.join(said) or 'always', predicts=best, n=n, right=count[best] / n, counts=', '.join(f'{k} {v}' for k, v in count.items())))
     return pd.DataFrame(rows)
 
 # %% ../nbs/51_stats.ipynb #3ec59a50
 def _places(tree):
     "x and y of every node, leaves in a row from left to right, and the line from each to its parent"
-    t,at,lines,xs = tree.model.tree_,{},[],iter(range(10**6))
+    t, at, lines, xs = tree.model.tree_, {}, [], iter(range(10**6))
     def put(i, depth):
-        kids = [k for k in (t.children_left[i],t.children_right[i]) if k>=0]
-        for k in kids: put(k, depth+1); lines.append((i,k))
-        at[i] = (sum(at[k][0] for k in kids)/2 if kids else next(xs), -depth)
+        kids = [k for k in (t.children_left[i], t.children_right[i]) if k >= 0]
+        for k in kids: put(k, depth + 1); lines.append((i, k))
+        at[i] = (sum(at[k][0] for k in kids) / 2 if kids else next(xs), -depth)
     put(0, 0)
-    return at,lines
+    return at, lines
 
 # %% ../nbs/51_stats.ipynb #b8d37d3f
 @patch
-def plot(self:Tree,
-         colors:dict|None=None, # Color of each class
+def plot(self: Tree,
+         colors: dict | None = None,  # Color of each class
          ax=None
-        ): # Axes
+        ):  # Axes
     "Draw the tree"
-    import matplotlib.pyplot as plt   # heavy, so only where it is wanted
-    t,(at,lines) = self.model.tree_,_places(self)
-    if ax is None: ax = plt.subplots(figsize=(1.5*(.2+sum(t.children_left<0)), (.8+t.max_depth)), layout='constrained')[1]
-    for i,k in lines:
+    import matplotlib.pyplot as plt  # heavy, so only where it is wanted
+    t, (at, lines) = self.model.tree_, _places(self)
+    if ax is None: ax = plt.subplots(figsize=(1.5 * (.2 + sum(t.children_left < 0)), (.8 + t.max_depth)), layout='constrained')[1]
+    for i, k in lines:
         ax.plot(*zip(at[i], at[k]), color='.7', lw=1, zorder=1)
-        ax.text(*np.mean([at[i],at[k]], axis=0), 'no' if k==t.children_left[i] else 'yes', fontsize=8, color='.4', ha='center', va='center', bbox=dict(fc='w', ec='none', pad=1))
-    for i,p in at.items():
-        n,best,count = _leaf(self, i)
-        leaf,(ask,_,yes) = t.children_left[i]<0,self.ask[list(self.ask)[max(t.feature[i], 0)]]
+        ax.text(*np.mean([at[i], at[k]], axis=0), 'no' if k == t.children_left[i] else 'yes', fontsize=8, color='.4', ha='center', va='center', bbox=dict(fc='w', ec='none', pad=1))
+    for i, p in at.items():
+        n, best, count = _leaf(self, i)
+        leaf, (ask, _, yes) = t.children_left[i] < 0, self.ask[list(self.ask)[max(t.feature[i], 0)]]
         text = f'{best}\n{count[best]} of {n}' if leaf else (yes.format(f'{t.threshold[i]:g}') if '{}' in yes else ask) + f'?\n{n} experiments'
         ax.text(*p, text, fontsize=9, ha='center', va='center', zorder=2, bbox=dict(boxstyle='round', fc=(colors or {}).get(best, '.9') if leaf else 'w', ec='.5', alpha=1))
-    ax.set(xlim=(-.6, max(x for x,_ in at.values())+.6), ylim=(-t.max_depth-.3, .3)); ax.axis('off')
+    ax.set(xlim=(-.6, max(x for x, _ in at.values()) + .6), ylim=(-t.max_depth - .3, .3))
+    ax.axis('off')
     return ax
 
 # %% ../nbs/51_stats.ipynb #b39e4222
-def left_out(df:pd.DataFrame, # One row for each experiment
-             features:Sequence[str], # As in `decision_tree`
-             target:str, # As in `decision_tree`
-             group:str, # Column; each of its values is held back once
-             **kw # For `decision_tree`
-            )->pd.DataFrame: # One row for each group: n, and how many were right by tree and by majority
+def left_out(df: pd.DataFrame,  # One row for each experiment
+             features: Sequence[str],  # As in `decision_tree`
+             target: str,  # As in `decision_tree`
+             group: str,  # Column; each of its values is held back once
+             **kw  # For `decision_tree`
+            ) -> pd.DataFrame:  # One row for each group: n, and how many were right by tree and by majority
     "Guess each group from all others, by a tree and by the most frequent class"
     rows = []
     for k in dict.fromkeys(df[check_choice('group', group, df.columns)]):
-        seen,new = df[df[group]!=k],df[df[group]==k]
+        seen, new = df[df[group] != k], df[df[group] == k]
         if not len(seen): raise ReinitError(f'{group} has one value only, {k!r}: nothing is left to learn from')
-        rows.append({group:k, 'n':len(new), 'tree':round(decision_tree(seen, features, target, **kw).accuracy(new)*len(new)), 'majority':int((new[target]==seen[target].mode()[0]).sum())})
+        rows.append({group: k, 'n': len(new), 'tree': round(decision_tree(seen, features, target, **kw).accuracy(new) * len(new)), 'majority': int((new[target] == seen[target].mode()[0]).sum())})
     return pd.DataFrame(rows)
 
 # %% ../nbs/51_stats.ipynb #7ee3735e
-def sign_verdict(lo:float, # Of a difference that is claimed to be positive
-                 hi:float
-                )->str: # ✅, ❌ or ➖
+def sign_verdict(lo: float,  # Of a difference that is claimed to be positive
+                 hi: float
+                ) -> str:  # ✅, ❌ or ➖
     "Is the difference positive, negative, or within noise?"
-    return '✅' if lo>0 else '❌' if hi<0 else '➖'
+    return '✅' if lo > 0 else '❌' if hi < 0 else '➖'

@@ -16,18 +16,34 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import ClassVar
+
 import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
 from fastcore.basics import patch
 from torch import nn
-from .core import ReinitError,by_scale,check_choice,check_number,scale as get_scale
-from .frozen import MutuallyFrozenCallback,frozen_totals,mutually_frozen,readers
-from .path import Learn,Run,_checkpointing,_silence,fit,learner,lr_at,measure,n_rounds,plan,seeded,seldom
+
+from .core import ReinitError, by_scale, check_choice, check_number
+from .core import scale as get_scale
+from .frozen import MutuallyFrozenCallback, frozen_totals, mutually_frozen, readers
+from reinit_nb.path import (
+    Learn,
+    Run,
+    _checkpointing,
+    _silence,
+    fit,
+    learner,
+    lr_at,
+    measure,
+    n_rounds,
+    plan,
+    seeded,
+    seldom,
+)
 from .path import missing as path_missing
-from .reset import KINDS,sparsify,sparsity,sparsity_totals
-from .stability import batch_statistics,pair_norms,predict_pairs,set_pairs
+from .reset import KINDS, sparsify, sparsity, sparsity_totals
+from .stability import batch_statistics, pair_norms, predict_pairs, set_pairs
 from .stats import summary
 from .sweep import Engine
 from .vision import Task
@@ -36,21 +52,22 @@ from .vision import Task
 @dataclass(frozen=True)
 class StuckRun(Run):
     "A run that is prepared and watched"
-    cutoff:float = 1e-2     # A norm below this counts as zero
-    every:int = 2           # Epochs between two looks
+    cutoff: float = 1e-2     # A norm below this counts as zero
+    every: int = 2           # Epochs between two looks
 
     def check(self):
         super().check()
-        check_number('cutoff', self.cutoff, 0, lo_open=True); check_number('every', self.every, 1, integer=True)
+        check_number('cutoff', self.cutoff, 0, lo_open=True)
+        check_number('every', self.every, 1, integer=True)
 
-    def watching(self)->list: "Callbacks"; return []
-    def prepare(self, learn)->dict: "Change the network before training, and say what was measured then"; return {}
-    def rows(self, learn, cbs, before)->list: "What is recorded"; return [measure(learn) | before]
+    def watching(self) -> list: "Callbacks"; return []
+    def prepare(self, learn) -> dict: "Change the network before training, and say what was measured then"; return {}
+    def rows(self, learn, cbs, before) -> list: "What is recorded"; return [measure(learn) | before]
 
 # %% ../nbs/58_stuck.ipynb #1447fe5a
-def run_one(run:StuckRun, # What to train
-            checkpoint=None # As in `path.train`
-           )->list[dict]: # Rows
+def run_one(run: StuckRun,  # What to train
+            checkpoint=None  # As in `path.train`
+           ) -> list[dict]:  # Rows
     "Prepare, train and look"
     n_rounds(run)   # or an error, before anything is done
     with seeded(run.seed):
@@ -63,24 +80,24 @@ def run_one(run:StuckRun, # What to train
     if not math.isfinite(rows[-1]['train_loss']): raise ReinitError('the training loss is not finite: training has diverged. Try a lower learning rate')
     return rows
 
-def run_all(recipes:Sequence[StuckRun], # What to train, one after the other
-            checkpoints=None # Folder, as in `path.run`
-           )->list: # For each, a list of rows
+def run_all(recipes: Sequence[StuckRun],  # What to train, one after the other
+            checkpoints=None  # Folder, as in `path.run`
+           ) -> list:  # For each, a list of rows
     "`run_one` for every recipe"
-    return [run_one(r, checkpoints and seldom(Path(checkpoints)/f'{r.hash}.pth')) for r in recipes]
+    return [run_one(r, checkpoints and seldom(Path(checkpoints) / f'{r.hash}.pth')) for r in recipes]
 
 STUCK = Engine(plan, run_all, processes=True, resumes=True, missing=path_missing)
 
 # %% ../nbs/58_stuck.ipynb #59d9aa60
-def exposure(how:Learn, # Learning rate, decay per epoch, weight decay, momentum
-             steps:int, # Of an epoch
-             epochs:int|None=None # Default: all
-            )->np.ndarray: # After 0, 1, 2, … epochs
+def exposure(how: Learn,  # Learning rate, decay per epoch, weight decay, momentum
+             steps: int,  # Of an epoch
+             epochs: int | None = None  # Default: all
+            ) -> np.ndarray:  # After 0, 1, 2, … epochs
     "By how many factors of e weight decay alone shrinks a weight"
     check_number('steps', steps, 1, integer=True)
     epochs = how.epochs if epochs is None else epochs
-    lr = np.array([lr_at(how, (i+.5)/steps/how.epochs) for i in range(steps*epochs)])   # halfway through each step
-    return np.concatenate([[0.], (lr.reshape(-1, steps).sum(1)*how.wd/(1-how.momentum)).cumsum()])
+    lr = np.array([lr_at(how, (i + .5) / steps / how.epochs) for i in range(steps * epochs)])   # halfway through each step
+    return np.concatenate([[0.], (lr.reshape(-1, steps).sum(1) * how.wd / (1 - how.momentum)).cumsum()])
 
 # %% ../nbs/58_stuck.ipynb #e9bf76d3
 @dataclass(frozen=True)
@@ -89,18 +106,18 @@ class CountRun(StuckRun):
     def watching(self): return [MutuallyFrozenCallback(self.cutoff, every=self.every)]
 
     def rows(self, learn, cbs, before):
-        E,out = exposure(self.learn, len(learn.dls.train)),[]
+        E, out = exposure(self.learn, len(learn.dls.train)), []
         for t in cbs[0].totals.itertuples():
             e = int(t.epoch)
-            seen = dict(zip(('loss','valid_loss','valid_acc'), learn.recorder.values[e-1])) if e else {}
-            out.append(dict(epoch=e, exposure=E[e]) | {k:int(getattr(t, k)) for k in ('filters','frozen','double','triple','distinct','weights')} | seen)
+            seen = dict(zip(('loss', 'valid_loss', 'valid_acc'), learn.recorder.values[e - 1])) if e else {}
+            out.append(dict(epoch=e, exposure=E[e]) | {k: int(getattr(t, k)) for k in ('filters', 'frozen', 'double', 'triple', 'distinct', 'weights')} | seen)
         out[-1] |= measure(learn)
         return out
 
 # %% ../nbs/58_stuck.ipynb #639cfaf0
-DECAYS = (0.,1e-4,5e-4,1e-3,5e-3)
-MORE_DECAYS = (.01,.02)      # at laptop scale
-WIDTHS = dict(resnet18=1/16, allcnn=1/8)
+DECAYS = (0., 1e-4, 5e-4, 1e-3, 5e-3)
+MORE_DECAYS = (.01, .02)      # at laptop scale
+WIDTHS = dict(resnet18=1 / 16, allcnn=1 / 8)
 
 def _seeds(seeds, scale): return range(by_scale(2, 3, 3, scale) if seeds is None else check_number('seeds', seeds, 1, integer=True))
 
@@ -108,71 +125,71 @@ def _learn(scale, epochs, wd): return Learn(lr=.05, decay=.97, wd=wd, batch=by_s
 
 def _base(cls, arch, scale, n_train, learn, seed, **task):
     "A run of class `cls` on CIFAR-10, or on digits at smoke scale"
-    data,size,n = by_scale(('digits',16,200), ('cifar10',16,n_train), ('cifar10',None,None), scale)
-    return cls(arch, Task(data, n_train=n, size=size, **task), learn, seed=seed, width=by_scale(1/16, WIDTHS[arch], 1., scale))
+    data, size, n = by_scale(('digits', 16, 200), ('cifar10', 16, n_train), ('cifar10', None, None), scale)
+    return cls(arch, Task(data, n_train=n, size=size, **task), learn, seed=seed, width=by_scale(1 / 16, WIDTHS[arch], 1., scale))
 
-def decays(scale:str|None=None, # As in `core.scale`
-           seeds:int|None=None, # How many; default: 3, or 2 at smoke scale
-           archs:Sequence[str]=tuple(WIDTHS) # Networks
-          )->list[CountRun]:
+def decays(scale: str | None = None,  # As in `core.scale`
+           seeds: int | None = None,  # How many; default: 3, or 2 at smoke scale
+           archs: Sequence[str] = tuple(WIDTHS)  # Networks
+          ) -> list[CountRun]:
     "Figure 3: both networks with every weight decay"
     at = get_scale(scale)
-    values = by_scale((0.,5e-3), DECAYS+MORE_DECAYS, DECAYS, at)
-    return [_base(CountRun, a, at, 1600, _learn(at, 30, wd), s).replace(every=by_scale(2, 2, 1, at)) for s in _seeds(seeds, at) for a,wd in product(archs, values)]
+    values = by_scale((0., 5e-3), DECAYS + MORE_DECAYS, DECAYS, at)
+    return [_base(CountRun, a, at, 1600, _learn(at, 30, wd), s).replace(every=by_scale(2, 2, 1, at)) for s in _seeds(seeds, at) for a, wd in product(archs, values)]
 
 # %% ../nbs/58_stuck.ipynb #7bfa3f4d
-TREATMENTS = ('alone','zero','tiny','tiny3')   # filter 0, 1, 2, 3 of every layer
+TREATMENTS = ('alone', 'zero', 'tiny', 'tiny3')   # filter 0, 1, 2, 3 of every layer
 
-def chains(model:nn.Module, # Any network
-           x=None # As in `frozen.wiring`
-          )->list[tuple[str,str,str]]: # Layer, normalization, next layer
+def chains(model: nn.Module,  # Any network
+           x=None  # As in `frozen.wiring`
+          ) -> list[tuple[str, str, str]]:  # Layer, normalization, next layer
     "Chains in which a layer has one normalization and one reader"
     t = readers(model, x)
-    single = lambda s: s!='' and ',' not in s
-    return [(o.layer,o.norm,o.next) for o in t.itertuples() if single(o.norm) and single(o.next) and not o.joins]
+    single = lambda s: s != '' and ',' not in s
+    return [(o.layer, o.norm, o.next) for o in t.itertuples() if single(o.norm) and single(o.next) and not o.joins]
 
 @torch.no_grad()
-def treat(model:nn.Module, # Changed in place
-          links:Sequence[tuple[str,str,str]], # From `chains`
-          std:float=1e-4, # Deviation of tiny weights
-          seed:int=0 # Of the draws
+def treat(model: nn.Module,  # Changed in place
+          links: Sequence[tuple[str, str, str]],  # From `chains`
+          std: float = 1e-4,  # Deviation of tiny weights
+          seed: int = 0  # Of the draws
          ):
     "Give filters 1, 2 and 3 of every layer their treatments"
-    for i,(a,n,b) in enumerate(links):
-        set_pairs(model, a, b, [2,3], std=std, seed=1000*seed+i)
+    for i, (a, n, b) in enumerate(links):
+        set_pairs(model, a, b, [2, 3], std=std, seed=1000 * seed + i)
         norm = model.get_submodule(n)
-        norm.weight[3],norm.bias[3] = std,0.
-    for a,_,b in links: set_pairs(model, a, b, [1])   # last: rows of one layer cross columns of another
+        norm.weight[3], norm.bias[3] = std, 0.
+    for a, _, b in links: set_pairs(model, a, b, [1])   # last: rows of one layer cross columns of another
 
 # %% ../nbs/58_stuck.ipynb #2174eee5
-def couplings(model:nn.Module, # Any network
-              links:Sequence[tuple[str,str,str]], # From `chains`
-              data, # Batch `(x, y)`
-              steps:int=6 # Of Lanczos: a few per cent are enough to tell σ from λ
-             )->dict: # sigma_<layer>: row and column of filter 2; offset_<layer>: normalization and column of filter 3
+def couplings(model: nn.Module,  # Any network
+              links: Sequence[tuple[str, str, str]],  # From `chains`
+              data,  # Batch `(x, y)`
+              steps: int = 6  # Of Lanczos: a few per cent are enough to tell σ from λ
+             ) -> dict:  # sigma_<layer>: row and column of filter 2; offset_<layer>: normalization and column of filter 3
     "What pushes the tiny filters away from zero"
     with batch_statistics(model):
         def top(rows, b, unit):
             try: return float(predict_pairs(model, [data], rows, b, [unit], steps=steps).sigma[0])
             except ReinitError: return 0.   # a dead filter: nothing pushes it
-        return {f'{k}_{i}':top(rows, b, unit) for i,(a,n,b) in enumerate(links, 1) for k,rows,unit in (('sigma',a,2),('offset',n,3))}
+        return {f'{k}_{i}': top(rows, b, unit) for i, (a, n, b) in enumerate(links, 1) for k, rows, unit in (('sigma', a, 2), ('offset', n, 3))}
 
 class PairsCallback(Callback):
     "Note norms of the treated pairs before training and after some epochs, and couplings where `sigmas` says so"
-    order,run_valid = 60,False
-    def __init__(self, links, every, sigmas, data): self.links,self.every,self.sigmas,self.data,self.seen = links,every,sigmas,data,[]
+    order, run_valid = 60, False
+    def __init__(self, links, every, sigmas, data): self.links, self.every, self.sigmas, self.data, self.seen = links, every, sigmas, data, []
     def before_train(self):
-        if self.epoch==0: self.seen = []; self.note(0)
+        if self.epoch == 0: self.seen = []; self.note(0)
     def after_train(self):
-        done = self.epoch+1
-        if done%self.every==0 or done==self.n_epoch: self.note(done)
+        done = self.epoch + 1
+        if done % self.every == 0 or done == self.n_epoch: self.note(done)
 
 @patch
-def note(self:PairsCallback, epoch:int):
+def note(self: PairsCallback, epoch: int):
     "Look now"
-    row,net = dict(epoch=epoch),self.learn.model
-    for i,(a,n,b) in enumerate(self.links, 1):
-        row |= {f'{t}_{i}':v for t,v in zip(TREATMENTS, pair_norms(net, a, b, range(4)).norm_sum)}
+    row, net = dict(epoch=epoch), self.learn.model
+    for i, (a, n, b) in enumerate(self.links, 1):
+        row |= {f'{t}_{i}': v for t, v in zip(TREATMENTS, pair_norms(net, a, b, range(4)).norm_sum)}
         row[f'gamma_{i}'] = float(net.get_submodule(n).weight[3].detach().abs())
     if epoch in self.sigmas: row |= couplings(net, self.links, self.data)
     self.seen.append(row)
@@ -181,18 +198,19 @@ def note(self:PairsCallback, epoch:int):
 @dataclass(frozen=True)
 class PairRun(StuckRun):
     "Pairs are treated and watched"
-    std:float = 1e-4                   # Deviation of tiny weights
-    sigmas:tuple[int,...] = (0,)       # Epochs after which couplings are computed
-    images:int = 32                    # For the couplings
+    std: float = 1e-4                   # Deviation of tiny weights
+    sigmas: tuple[int, ...] = (0,)       # Epochs after which couplings are computed
+    images: int = 32                    # For the couplings
 
     def check(self):
         super().check()
-        check_number('std', self.std, 0, lo_open=True); check_number('images', self.images, 2, integer=True)
+        check_number('std', self.std, 0, lo_open=True)
+        check_number('images', self.images, 2, integer=True)
 
     def watching(self): return [PairsCallback([], self.every, self.sigmas, None)]
 
     def prepare(self, learn):
-        cb,net = learn.pairs,learn.model
+        cb, net = learn.pairs, learn.model
         cb.data = first_images(learn, self.images)
         cb.links = chains(net, cb.data[0][:2])
         treat(net, cb.links, self.std, self.seed)
@@ -200,197 +218,201 @@ class PairRun(StuckRun):
 
     def rows(self, learn, cbs, before): return [*cbs[0].seen[:-1], cbs[0].seen[-1] | measure(learn)]
 
-def first_images(learn, n:int)->tuple: # Batch `(x, y)`
+def first_images(learn, n: int) -> tuple:  # Batch `(x, y)`
     "The first training images, without augmentation"
     dl = learn.dls.train.new(shuffle=False, drop_last=False, bs=n)
     with dl.dataset.set_split_idx(1): return tuple(o.as_subclass(torch.Tensor) for o in next(iter(dl)))
 
-def pairs(scale:str|None=None, # As in `core.scale`
-          seeds:int|None=None # As in `decays`
-         )->list[PairRun]:
+def pairs(scale: str | None = None,  # As in `core.scale`
+          seeds: int | None = None  # As in `decays`
+         ) -> list[PairRun]:
     "Figure 4: All-CNN, with every weight decay"
     at = get_scale(scale)
-    values = by_scale((5e-3,), DECAYS+MORE_DECAYS, DECAYS, at)
-    looks = by_scale((0,), (0,2,10,30), (0,2,10,50,200), at)
+    values = by_scale((5e-3,), DECAYS + MORE_DECAYS, DECAYS, at)
+    looks = by_scale((0,), (0, 2, 10, 30), (0, 2, 10, 50, 200), at)
     return [_base(PairRun, 'allcnn', at, 800, _learn(at, 30, wd), s).replace(sigmas=looks) for s in _seeds(seeds, at) for wd in values]
 
 # %% ../nbs/58_stuck.ipynb #a1a149f9
-def weight_sparsity(model:nn.Module)->float: # Share
+def weight_sparsity(model: nn.Module) -> float:  # Share
     "How many of the weights with two dimensions or more are zero"
     return float(sparsity_totals(sparsity(model)).set_index('of').sparsity['weights'])
 
-def match_sparsity(model:nn.Module, # Changed in place
-                   kind:str, # One of `reset.KINDS`
-                   q:float, # Probability that a filter is chosen
-                   seed:int=0, # Of the draws
-                   x=None # As in `frozen.wiring`
-                  )->float: # The share of weights that are zero
+def match_sparsity(model: nn.Module,  # Changed in place
+                   kind: str,  # One of `reset.KINDS`
+                   q: float,  # Probability that a filter is chosen
+                   seed: int = 0,  # Of the draws
+                   x=None  # As in `frozen.wiring`
+                  ) -> float:  # The share of weights that are zero
     "Make `model` sparse in one of three ways, as sparse as it would be with `mutual` and `q`"
     twin = deepcopy(model)
     sparsify(twin, 'mutual', q, seed, x=x)
     share = weight_sparsity(twin)
-    if kind=='mono':   # the identities that are added are no zeros any more: take away as many others
+    if kind == 'mono':   # the identities that are added are no zeros any more: take away as many others
         full = deepcopy(model)
         sparsify(full, 'mono', 1., seed)
-        share = min(1., share/weight_sparsity(full))
-    sparsify(model, kind, q if kind=='mutual' else share, seed, x=x)
+        share = min(1., share / weight_sparsity(full))
+    sparsify(model, kind, q if kind == 'mutual' else share, seed, x=x)
     return weight_sparsity(model)
 
 # %% ../nbs/58_stuck.ipynb #588c8945
-STATED = {.2:.5, .4:.8, .6:.92, .8:.98}   # the paper's probabilities: of a filter, and of a single weight
+STATED = {.2: .5, .4: .8, .6: .92, .8: .98}   # the paper's probabilities: of a filter, and of a single weight
 
 @dataclass(frozen=True)
 class SparseRun(StuckRun):
     "A network that is sparse before training"
-    kind:str = 'none'       # `none`, or one of `reset.KINDS`
-    q:float = 0.            # Probability that a filter is chosen
-    prob:float|None = None  # `double` and `mono`: probability that a weight is; default: as many weights as `mutual` with `q` takes
-    later:ClassVar[tuple] = ('prob',)
+    kind: str = 'none'       # `none`, or one of `reset.KINDS`
+    q: float = 0.            # Probability that a filter is chosen
+    prob: float | None = None  # `double` and `mono`: probability that a weight is; default: as many weights as `mutual` with `q` takes
+    later: ClassVar[tuple] = ('prob',)
 
     def check(self):
         super().check()
-        check_choice('kind', self.kind, ('none',*KINDS)); check_number('q', self.q, 0, 1)
-        if self.prob is not None and self.kind not in ('double','mono'): raise ReinitError(f'prob={self.prob:g} is for double and mono, not for {self.kind}')
+        check_choice('kind', self.kind, ('none', *KINDS))
+        check_number('q', self.q, 0, 1)
+        if self.prob is not None and self.kind not in ('double', 'mono'): raise ReinitError(f'prob={self.prob:g} is for double and mono, not for {self.kind}')
         if self.prob is not None: check_number('prob', self.prob, 0, 1)
 
     def _look(self, net, x, when):
         f = frozen_totals(mutually_frozen(net, x, self.cutoff)).iloc[0]
-        return {f'sparsity_{when}':weight_sparsity(net), f'frozen_{when}':int(f.frozen), 'filters':int(f.filters)}
+        return {f'sparsity_{when}': weight_sparsity(net), f'frozen_{when}': int(f.frozen), 'filters': int(f.filters)}
 
     def prepare(self, learn):
         x = first_images(learn, 2)[0]
         if self.prob is not None: sparsify(learn.model, self.kind, self.prob, self.seed, x=x)
-        elif self.kind!='none': match_sparsity(learn.model, self.kind, self.q, self.seed, x)
+        elif self.kind != 'none': match_sparsity(learn.model, self.kind, self.q, self.seed, x)
         return self._look(learn.model, x, 'before')
 
     def rows(self, learn, cbs, before): return [measure(learn) | before | self._look(learn.model, first_images(learn, 2)[0], 'after')]
 
-def sparse(scale:str|None=None, # As in `core.scale`
-           seeds:int|None=None # As in `decays`
-          )->list[SparseRun]:
+def sparse(scale: str | None = None,  # As in `core.scale`
+           seeds: int | None = None  # As in `decays`
+          ) -> list[SparseRun]:
     "Table 1: All-CNN, dense and sparse"
     at = get_scale(scale)
-    kinds = [('none',0.,None), *product(KINDS, by_scale((.6,), tuple(STATED), tuple(STATED), at), [None])]
-    if at=='paper': kinds += [(k,q,p) for k in ('double','mono') for q,p in STATED.items()]
+    kinds = [('none', 0., None), *product(KINDS, by_scale((.6,), tuple(STATED), tuple(STATED), at), [None])]
+    if at == 'paper': kinds += [(k, q, p) for k in ('double', 'mono') for q, p in STATED.items()]
     learn = _learn(at, 16, 1e-3)
-    return [_base(SparseRun, 'allcnn', at, 1200, learn, s, shift=.5, flip=True).replace(kind=k, q=q, prob=p) for s in _seeds(seeds, at) for k,q,p in kinds]
+    return [_base(SparseRun, 'allcnn', at, 1200, learn, s, shift=.5, flip=True).replace(kind=k, q=q, prob=p) for s in _seeds(seeds, at) for k, q, p in kinds]
 
 # %% ../nbs/58_stuck.ipynb #ce4f1caa
-def label(df:pd.DataFrame # Results
-         )->pd.DataFrame: # With columns wd and, where filters were counted, share
+def label(df: pd.DataFrame  # Results
+         ) -> pd.DataFrame:  # With columns wd and, where filters were counted, share
     "Results with short names"
-    d = df.rename(columns={'learn.wd':'wd', 'task.dataset':'dataset'})
-    return d.assign(share=d.frozen/d.filters) if 'frozen' in d else d
+    d = df.rename(columns={'learn.wd': 'wd', 'task.dataset': 'dataset'})
+    return d.assign(share=d.frozen / d.filters) if 'frozen' in d else d
 
-def decay_colors(values)->dict: # Weight decay → color
+def decay_colors(values) -> dict:  # Weight decay → color
     "From light to dark, the larger the darker"
     import matplotlib.pyplot as plt
     values = sorted(set(values))
-    return {v:plt.cm.viridis_r(.1+.9*i/max(1, len(values)-1)) for i,v in enumerate(values)}
+    return {v: plt.cm.viridis_r(.1 + .9 * i / max(1, len(values) - 1)) for i, v in enumerate(values)}
 
 # %% ../nbs/58_stuck.ipynb #ff6cf5eb
-def plot_decays(df:pd.DataFrame, # From `label` of results of `decays`
-                x:str='epoch' # Or `exposure`
-               ): # One Axes per network
+def plot_decays(df: pd.DataFrame,  # From `label` of results of `decays`
+                x: str = 'epoch'  # Or `exposure`
+               ):  # One Axes per network
     "Figure 3: share of filters that are frozen, one line per run"
     import matplotlib.pyplot as plt
-    archs,color = list(df.model.unique()),decay_colors(df.wd)
-    axs = plt.subplots(ncols=len(archs), figsize=(4*len(archs),2.8), layout='constrained', squeeze=False, sharey=True)[1][0]
-    for ax,a in zip(axs, archs):
-        for (wd,s),g in df[df.model==a].groupby(['wd','seed']): ax.plot(g[x], 100*g.share, color=color[wd], lw=1.2, label=f'{wd:g}' if s==0 else None)
-        if x=='exposure': ax.axvline(math.log(100), c='k', lw=.8, ls=':')
+    archs, color = list(df.model.unique()), decay_colors(df.wd)
+    axs = plt.subplots(ncols=len(archs), figsize=(4 * len(archs), 2.8), layout='constrained', squeeze=False, sharey=True)[1][0]
+    for ax, a in zip(axs, archs):
+        for (wd, s), g in df[df.model == a].groupby(['wd', 'seed']): ax.plot(g[x], 100 * g.share, color=color[wd], lw=1.2, label=f'{wd:g}' if s == 0 else None)
+        if x == 'exposure': ax.axvline(math.log(100), c='k', lw=.8, ls=':')
         ax.set(title=a, xlabel=x)
-    axs[0].set_ylabel('filters frozen [%]'); axs[-1].legend(title='weight decay', fontsize=7, title_fontsize=7)
+    axs[0].set_ylabel('filters frozen [%]')
+    axs[-1].legend(title='weight decay', fontsize=7, title_fontsize=7)
     return axs
 
-def onset(df:pd.DataFrame # From `label` of results of `decays`
-         )->pd.DataFrame: # One row per network and weight decay
+def onset(df: pd.DataFrame  # From `label` of results of `decays`
+         ) -> pd.DataFrame:  # One row per network and weight decay
     "What training has led to, and at which exposure the first filter was found frozen"
-    first = df[df.frozen>0].groupby(['model','wd','seed']).exposure.min()
-    end = df[df.test_acc.notna()].set_index(['model','wd','seed'])
-    t = end.assign(first=first)[['exposure','share','first','train_acc','test_acc']].groupby(['model','wd'], sort=False)
+    first = df[df.frozen > 0].groupby(['model', 'wd', 'seed']).exposure.min()
+    end = df[df.test_acc.notna()].set_index(['model', 'wd', 'seed'])
+    t = end.assign(first=first)[['exposure', 'share', 'first', 'train_acc', 'test_acc']].groupby(['model', 'wd'], sort=False)
     return t.mean().assign(runs=t.size(), with_frozen=t['first'].count()).reset_index()
 
 # %% ../nbs/58_stuck.ipynb #93add4c2
-def pair_table(df:pd.DataFrame # Results of `pairs`
-              )->pd.DataFrame: # wd, seed, epoch, layer, treatment, norm (of row and column, added), sigma (coupling, where computed)
+def pair_table(df: pd.DataFrame  # Results of `pairs`
+              ) -> pd.DataFrame:  # wd, seed, epoch, layer, treatment, norm (of row and column, added), sigma (coupling, where computed)
     "Norms in the long form: one row per pair and look"
-    d,layers = label(df),sorted(int(c[5:]) for c in df if c.startswith('zero_'))
+    d, layers = label(df), sorted(int(c[5:]) for c in df if c.startswith('zero_'))
     rows = []
-    for l,t in product(layers, TREATMENTS):
+    for l, t in product(layers, TREATMENTS):
         s = d[f'sigma_{l}']
         sigma = dict(tiny=s, tiny3=s.where(s.isna(), 0.)).get(t, np.nan)   # three factors have no coupling
-        rows.append(d[['wd','seed','epoch']].assign(layer=l, treatment=t, norm=d[f'{t}_{l}'], sigma=sigma))
+        rows.append(d[['wd', 'seed', 'epoch']].assign(layer=l, treatment=t, norm=d[f'{t}_{l}'], sigma=sigma))
     return pd.concat(rows, ignore_index=True)
 
-def plot_pairs(t:pd.DataFrame # From `pair_table`
-              ): # One Axes per treatment
+def plot_pairs(t: pd.DataFrame  # From `pair_table`
+              ):  # One Axes per treatment
     "Figure 4: norms of row and column, added; one line per layer, the mean over seeds"
     import matplotlib.pyplot as plt
     color = decay_colors(t.wd)
-    axs = plt.subplots(ncols=4, figsize=(11,2.8), layout='constrained')[1]
-    for ax,k in zip(axs, TREATMENTS):
-        for (wd,l),g in t[t.treatment==k].groupby(['wd','layer']):
+    axs = plt.subplots(ncols=4, figsize=(11, 2.8), layout='constrained')[1]
+    for ax, k in zip(axs, TREATMENTS):
+        for (wd, l), g in t[t.treatment == k].groupby(['wd', 'layer']):
             m = g.groupby('epoch').norm.mean()
-            ax.plot(m.index, m, color=color[wd], lw=.8, label=f'{wd:g}' if l==1 else None)
-        ax.set(title=k, xlabel='epoch', yscale='linear' if k in ('alone','zero') else 'log')
+            ax.plot(m.index, m, color=color[wd], lw=.8, label=f'{wd:g}' if l == 1 else None)
+        ax.set(title=k, xlabel='epoch', yscale='linear' if k in ('alone', 'zero') else 'log')
     axs[1].set_ylim(-.05, 1)
-    axs[0].set_ylabel('norm of row + column'); axs[0].legend(title='weight decay', fontsize=6, title_fontsize=6)
+    axs[0].set_ylabel('norm of row + column')
+    axs[0].legend(title='weight decay', fontsize=6, title_fontsize=6)
     return axs
 
 # %% ../nbs/58_stuck.ipynb #ffad1590
-def fates(t:pd.DataFrame, # From `pair_table`
-          near:float=.01, # A pair with a norm below this is near zero
-          more:float=1.1 # What has grown by this factor has grown
-         )->pd.DataFrame: # wd, seed, layer, treatment, start, end, sigma, predicted, grew
+def fates(t: pd.DataFrame,  # From `pair_table`
+          near: float = .01,  # A pair with a norm below this is near zero
+          more: float = 1.1  # What has grown by this factor has grown
+         ) -> pd.DataFrame:  # wd, seed, layer, treatment, start, end, sigma, predicted, grew
     "Prediction and fate of every tiny pair, from one look with couplings to the next"
     rows = []
-    for k,g in t[t.treatment.isin(('tiny','tiny3'))].groupby(['wd','seed','layer','treatment'], sort=False):
+    for k, g in t[t.treatment.isin(('tiny', 'tiny3'))].groupby(['wd', 'seed', 'layer', 'treatment'], sort=False):
         looks = g[g.sigma.notna()]
-        for a,e in zip(looks.itertuples(), [*looks.epoch[1:], g.epoch.max()]):
-            if not (a.norm<near and a.epoch<e): continue
+        for a, e in zip(looks.itertuples(), [*looks.epoch[1:], g.epoch.max()]):
+            if not (a.norm < near and a.epoch < e): continue
             n = g.set_index('epoch').norm[e]
-            rows.append((*k, a.epoch, e, a.sigma, a.norm, n, a.sigma>k[0], n>more*a.norm))
-    return pd.DataFrame(rows, columns=['wd','seed','layer','treatment','start','end','sigma','norm','norm_end','predicted','grew'])
+            rows.append((*k, a.epoch, e, a.sigma, a.norm, n, a.sigma > k[0], n > more * a.norm))
+    return pd.DataFrame(rows, columns=['wd', 'seed', 'layer', 'treatment', 'start', 'end', 'sigma', 'norm', 'norm_end', 'predicted', 'grew'])
 
 # %% ../nbs/58_stuck.ipynb #aa342254
-def table1(df:pd.DataFrame # Results of `sparse`
-          )->pd.DataFrame: # One row per kind and q: sparsity and frozen filters before and after, train, test with interval
+def table1(df: pd.DataFrame  # Results of `sparse`
+          ) -> pd.DataFrame:  # One row per kind and q: sparsity and frozen filters before and after, train, test with interval
     "Our Table 1, in percent"
     if 'prob' in df: df = df[df.prob.isna()]   # of equal sparsity
-    d = df.assign(test=100*df.test_acc, train=100*df.train_acc, stuck=100*df.frozen_before/df.filters, stuck_after=100*df.frozen_after/df.filters, zeros=100*df.sparsity_before, zeros_after=100*df.sparsity_after)
-    t = d.groupby(['kind','q'], sort=False)[['zeros','zeros_after','stuck','stuck_after','train']].mean()
-    s = summary(d, ['kind','q'], 'test').set_index(['kind','q'])
-    return t.join(s[['mean','lo','hi','n']].rename(columns=dict(mean='test')))
+    d = df.assign(test=100 * df.test_acc, train=100 * df.train_acc, stuck=100 * df.frozen_before / df.filters, stuck_after=100 * df.frozen_after / df.filters, zeros=100 * df.sparsity_before, zeros_after=100 * df.sparsity_after)
+    t = d.groupby(['kind', 'q'], sort=False)[['zeros', 'zeros_after', 'stuck', 'stuck_after', 'train']].mean()
+    s = summary(d, ['kind', 'q'], 'test').set_index(['kind', 'q'])
+    return t.join(s[['mean', 'lo', 'hi', 'n']].rename(columns=dict(mean='test')))
 
-def plot_table1(t:pd.DataFrame # From `table1`
-               ): # Axes
+def plot_table1(t: pd.DataFrame  # From `table1`
+               ):  # Axes
     "Test accuracy by measured sparsity"
     import matplotlib.pyplot as plt
-    ax = plt.subplots(figsize=(4.5,3), layout='constrained')[1]
-    for k,g in t.drop('none', level='kind').groupby('kind', sort=False): ax.errorbar(g.zeros, g.test, [g.test-g.lo, g.hi-g.test], marker='o', ms=4, capsize=2, label=k)
+    ax = plt.subplots(figsize=(4.5, 3), layout='constrained')[1]
+    for k, g in t.drop('none', level='kind').groupby('kind', sort=False): ax.errorbar(g.zeros, g.test, [g.test - g.lo, g.hi - g.test], marker='o', ms=4, capsize=2, label=k)
     ax.axhline(t.test['none'].iloc[0], c='k', lw=.8, ls=':', label='dense')
-    ax.set(xlabel='weights that are zero before training [%]', ylabel='test accuracy [%]'); ax.legend(fontsize=8)
+    ax.set(xlabel='weights that are zero before training [%]', ylabel='test accuracy [%]')
+    ax.legend(fontsize=8)
     return ax
 
 # %% ../nbs/58_stuck.ipynb #31998c07
-def count_both(net:nn.Module, # Any network with normalizations
-               cutoffs:Sequence[float]=(1e-2,), # Norms below this count as zero
-               x=None # As in `frozen.wiring`
-              )->pd.DataFrame: # One row per rule and cutoff: as from `frozen_totals`
+def count_both(net: nn.Module,  # Any network with normalizations
+               cutoffs: Sequence[float] = (1e-2,),  # Norms below this count as zero
+               x=None  # As in `frozen.wiring`
+              ) -> pd.DataFrame:  # One row per rule and cutoff: as from `frozen_totals`
     "Frozen filters with their normalizations, and by rows and columns alone"
-    alone,rows = [(a,b) for a,_,b in chains(net, x)],[]
+    alone, rows = [(a, b) for a, _, b in chains(net, x)], []
     for c in cutoffs:
-        for rule,kw in (('normalization and columns',dict(x=x)), ('rows and columns',dict(pairs=alone))):
+        for rule, kw in (('normalization and columns', dict(x=x)), ('rows and columns', dict(pairs=alone))):
             rows.append(frozen_totals(mutually_frozen(net, cutoff=c, **kw)).assign(rule=rule, cutoff=c))
-    return pd.concat(rows, ignore_index=True).set_index(['rule','cutoff']).reset_index()
+    return pd.concat(rows, ignore_index=True).set_index(['rule', 'cutoff']).reset_index()
 
 # %% ../nbs/58_stuck.ipynb #26fead12
-def recipes(scale:str|None=None # As in `core.scale`
-           )->pd.DataFrame: # One row per figure or table
+def recipes(scale: str | None = None  # As in `core.scale`
+           ) -> pd.DataFrame:  # One row per figure or table
     "What is run for what"
-    what = {'Figure 3':decays(scale), 'Figure 4':pairs(scale), 'Table 1':sparse(scale)}
-    row = lambda k,rs: dict(what=k, runs=len(rs), networks=', '.join(dict.fromkeys(r.model for r in rs)), width=', '.join(dict.fromkeys(f'{r.width:g}' for r in rs)),
+    what = {'Figure 3': decays(scale), 'Figure 4': pairs(scale), 'Table 1': sparse(scale)}
+    row = lambda k, rs: dict(what=k, runs=len(rs), networks=', '.join(dict.fromkeys(r.model for r in rs)), width=', '.join(dict.fromkeys(f'{r.width:g}' for r in rs)),
                             images=rs[0].task.n_train or 'all', pixels=rs[0].task.size or 'all', augmentation='shift 0.5, flip' if rs[0].task.flip else 'none', lr=rs[0].learn.lr, decay=rs[0].learn.decay,
                             wd=', '.join(dict.fromkeys(f'{r.learn.wd:g}' for r in rs)), batch=rs[0].learn.batch, epochs=rs[0].learn.epochs, recipes=f'{rs[0].hash[:8]} … {rs[-1].hash[:8]}')
-    return pd.DataFrame([row(k, v) for k,v in what.items()]).set_index('what')
+    return pd.DataFrame([row(k, v) for k, v in what.items()]).set_index('what')

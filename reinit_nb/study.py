@@ -8,7 +8,9 @@ __all__ = ['ALPHAS', 'PENALTIES', 'TABLE5', 'FACTOR', 'COLORS', 'table1_recipes'
 
 # %% ../nbs/55_study.ipynb #bd1d40e2
 from collections.abc import Sequence
+
 import pandas as pd
+
 from .core import by_scale, check_number, paper_table
 from .ensemble import MLPRun
 from .reinit import METHODS
@@ -16,71 +18,71 @@ from .stats import summary
 from .synthetic import SyntheticTask
 
 # %% ../nbs/55_study.ipynb #f9e59b98
-ALPHAS = (.5,1.,2.)
+ALPHAS = (.5, 1., 2.)
 
 def _seeds(seeds, scale):
     return range(by_scale(2, 20, 100, scale) if seeds is None else check_number('seeds', seeds, 1, integer=True))
 
-def table1_recipes(scale:str|None=None, # As in `core.scale`
-                   seeds:int|None=None, # How many; default: 2, 20 or 100 by scale
-                   alphas:Sequence[float]=ALPHAS, # Signal strengths
-                   **kw # Further fields of `MLPRun`
-                  )->list[MLPRun]:
+def table1_recipes(scale: str | None = None,  # As in `core.scale`
+                   seeds: int | None = None,  # How many; default: 2, 20 or 100 by scale
+                   alphas: Sequence[float] = ALPHAS,  # Signal strengths
+                   **kw  # Further fields of `MLPRun`
+                  ) -> list[MLPRun]:
     "The runs of Table 1"
     kw = dict(steps=by_scale(10, 200, 200, scale)) | kw
     return [MLPRun(m, SyntheticTask(alpha=a, n_test=by_scale(200, 2000, 2000, scale)), seed=s, **kw) for s in _seeds(seeds, scale) for a in alphas for m in METHODS]
 
 # %% ../nbs/55_study.ipynb #045545bb
-PENALTIES = (0.,.005,.01,.02,.05,.1)
-TABLE5,FACTOR = dict(opt='adam', lr=.02, steps=200, l2_head=False),10.   # what fits best of all that was searched
+PENALTIES = (0., .005, .01, .02, .05, .1)
+TABLE5, FACTOR = dict(opt='adam', lr=.02, steps=200, l2_head=False), 10.   # what fits best of all that was searched
 
 def _table5_methods(base):
-    lw = base.replace(method='LW', normalize=False, schedule=(1,1,2,2,2))
-    depth = len(base.dims)-1
-    return [base.replace(schedule=lw.schedule), lw.replace(redraw=False, schedule=(depth,)*5), lw]
+    lw = base.replace(method='LW', normalize=False, schedule=(1, 1, 2, 2, 2))
+    depth = len(base.dims) - 1
+    return [base.replace(schedule=lw.schedule), lw.replace(redraw=False, schedule=(depth,) * 5), lw]
 
-def table5_recipes(scale:str|None=None, # As in `core.scale`
-                   seeds:int|None=None, # How many; default: 2, 20 or 100 by scale
-                   factor:float=FACTOR, # Multiplies the penalties: 1 means ½λ‖W‖², 2 means λ‖W‖²
-                   **kw # Fields of `MLPRun` instead of those in `TABLE5`
-                  )->list[MLPRun]:
+def table5_recipes(scale: str | None = None,  # As in `core.scale`
+                   seeds: int | None = None,  # How many; default: 2, 20 or 100 by scale
+                   factor: float = FACTOR,  # Multiplies the penalties: 1 means ½λ‖W‖², 2 means λ‖W‖²
+                   **kw  # Fields of `MLPRun` instead of those in `TABLE5`
+                  ) -> list[MLPRun]:
     "The runs of Table 5"
     kw = TABLE5 | dict(steps=by_scale(10, TABLE5['steps'], TABLE5['steps'], scale)) | kw
     task = SyntheticTask(alpha=.5, n_test=by_scale(200, 2000, 2000, scale))
-    return [r for s in _seeds(seeds, scale) for p in PENALTIES for r in _table5_methods(MLPRun(task=task, seed=s, l2=p*factor, **kw))]
+    return [r for s in _seeds(seeds, scale) for p in PENALTIES for r in _table5_methods(MLPRun(task=task, seed=s, l2=p * factor, **kw))]
 
 # %% ../nbs/55_study.ipynb #a1f62440
-def last_round(df:pd.DataFrame)->pd.DataFrame: # One row for each run
+def last_round(df: pd.DataFrame) -> pd.DataFrame:  # One row for each run
     "The end of every run"
-    return df[df['round']==df.groupby('recipe')['round'].transform('max')]
+    return df[df['round'] == df.groupby('recipe')['round'].transform('max')]
 
 def _beside(t, paper, on, digits):
     t = t.merge(paper, how='left', on=on)
-    return t.assign(diff=t['mean']-t.paper).round(digits)
+    return t.assign(diff=t['mean'] - t.paper).round(digits)
 
-def table1(df:pd.DataFrame # Runs of `table1_recipes`
-          )->pd.DataFrame: # alpha, method, n, mean, lo, hi, std, train, paper, paper_err, diff; accuracies in %
+def table1(df: pd.DataFrame  # Runs of `table1_recipes`
+          ) -> pd.DataFrame:  # alpha, method, n, mean, lo, hi, std, train, paper, paper_err, diff; accuracies in %
     "Table 1: test accuracy, ours with a 95% interval, and the paper's"
-    d = last_round(df).rename(columns={'task.alpha':'alpha'})
-    t = summary(d.assign(acc=100*d.test_acc), ['alpha','method'], 'acc')
-    train = (100*d.groupby(['alpha','method']).train_acc.mean()).rename('train').reset_index()
-    return _beside(t.merge(train), paper_table('reinit_table1').rename(columns=dict(accuracy='paper', err='paper_err')), ['alpha','method'], 2)
+    d = last_round(df).rename(columns={'task.alpha': 'alpha'})
+    t = summary(d.assign(acc=100 * d.test_acc), ['alpha', 'method'], 'acc')
+    train = (100 * d.groupby(['alpha', 'method']).train_acc.mean()).rename('train').reset_index()
+    return _beside(t.merge(train), paper_table('reinit_table1').rename(columns=dict(accuracy='paper', err='paper_err')), ['alpha', 'method'], 2)
 
 # %% ../nbs/55_study.ipynb #49f16ce8
-def table5_name(df:pd.DataFrame)->pd.Series:
+def table5_name(df: pd.DataFrame) -> pd.Series:
     "What Table 5 calls the methods"
-    return df.method.where(df.method!='BL', 'Baseline').where((df.method!='LW') | df.redraw, 'Rescaling')
+    return df.method.where(df.method != 'BL', 'Baseline').where((df.method != 'LW') | df.redraw, 'Rescaling')
 
-def table5(df:pd.DataFrame, # Runs of `table5_recipes`
-           factor:float=FACTOR # As in `table5_recipes`
-          )->pd.DataFrame: # l2, method, n, mean, lo, hi, std, paper, diff; accuracies between 0 and 1
+def table5(df: pd.DataFrame,  # Runs of `table5_recipes`
+           factor: float = FACTOR  # As in `table5_recipes`
+          ) -> pd.DataFrame:  # l2, method, n, mean, lo, hi, std, paper, diff; accuracies between 0 and 1
     "Table 5: test accuracy, ours with a 95% interval, and the paper's"
-    d = last_round(df).assign(method=table5_name, l2=lambda o: (o.l2/factor).round(6))
-    return _beside(summary(d, ['l2','method'], 'test_acc'), paper_table('reinit_table5').rename(columns=dict(l2_penalty='l2', accuracy='paper')), ['l2','method'], 4)
+    d = last_round(df).assign(method=table5_name, l2=lambda o: (o.l2 / factor).round(6))
+    return _beside(summary(d, ['l2', 'method'], 'test_acc'), paper_table('reinit_table5').rename(columns=dict(l2_penalty='l2', accuracy='paper')), ['l2', 'method'], 4)
 
 # %% ../nbs/55_study.ipynb #12bd6c32
-def wide(table:pd.DataFrame # From `table1` or `table5`
-        )->pd.DataFrame: # A row for each setting, a column for each method
+def wide(table: pd.DataFrame  # From `table1` or `table5`
+        ) -> pd.DataFrame:  # A row for each setting, a column for each method
     "The table as people read it: ours ± half the interval (the paper's)"
     d = 1 if 'alpha' in table else 2
     def cell(r):
@@ -89,23 +91,23 @@ def wide(table:pd.DataFrame # From `table1` or `table5`
     row = 'alpha' if 'alpha' in table else 'l2'
     t = table.assign(cell=table.apply(cell, axis=1)).pivot(index=row, columns='method', values='cell')
     t.columns.name = None
-    return t[list(dict.fromkeys(table.method))].rename_axis('α' if row=='alpha' else 'L2 penalty')
+    return t[list(dict.fromkeys(table.method))].rename_axis('α' if row == 'alpha' else 'L2 penalty')
 
 # %% ../nbs/55_study.ipynb #b1261a60
 COLORS = dict(BL='#7f7f7f', Baseline='#7f7f7f', WELSR='#1f77b4', DSD='#9467bd', WELS='#17becf', FC='#2ca02c', Rescaling='#e3a000', LW='#d62728')   # a method looks the same in every figure
 
 def _axes(ax, **kw):
-    import matplotlib.pyplot as plt   # heavy, so only where it is wanted
+    import matplotlib.pyplot as plt  # heavy, so only where it is wanted
     return plt.subplots(**kw)[1] if ax is None else ax
 
-def plot_table1(table:pd.DataFrame, # From `table1`
+def plot_table1(table: pd.DataFrame,  # From `table1`
                 ax=None
-               ): # Axes
+               ):  # Axes
     "Table 1 as a picture"
-    ax = _axes(ax, figsize=(7,3.5), layout='constrained')
-    for i,(m,g) in enumerate(table.groupby('method', sort=False)):
-        x = [ALPHAS.index(a)+(i-2.5)*.12 for a in g.alpha]
-        ax.errorbar(x, g['mean'], (g.hi-g.lo)/2, fmt='o', ms=5, capsize=2, color=COLORS[m], label=m)
+    ax = _axes(ax, figsize=(7, 3.5), layout='constrained')
+    for i, (m, g) in enumerate(table.groupby('method', sort=False)):
+        x = [ALPHAS.index(a) + (i - 2.5) * .12 for a in g.alpha]
+        ax.errorbar(x, g['mean'], (g.hi - g.lo) / 2, fmt='o', ms=5, capsize=2, color=COLORS[m], label=m)
         ax.plot(x, g.paper, 'D', ms=7, mfc='none', color=COLORS[m], label='_')
     ax.plot([], [], 'kD', ms=7, mfc='none', label='paper')
     ax.set(xticks=range(len(ALPHAS)), xticklabels=[f'α = {a:g}' for a in ALPHAS], ylabel='test accuracy [%]', title='Table 1: ours with 95% intervals, and the paper')
@@ -113,14 +115,15 @@ def plot_table1(table:pd.DataFrame, # From `table1`
     return ax
 
 # %% ../nbs/55_study.ipynb #f0cccedf
-def plot_table5(table:pd.DataFrame, # From `table5`
+def plot_table5(table: pd.DataFrame,  # From `table5`
                 ax=None
-               ): # Axes
+               ):  # Axes
     "Table 5 as a picture"
-    ax = _axes(ax, figsize=(7,3.5), layout='constrained')
-    for m,g in table.groupby('method', sort=False):
+    ax = _axes(ax, figsize=(7, 3.5), layout='constrained')
+    for m, g in table.groupby('method', sort=False):
         x = range(len(g))
-        ax.plot(x, g['mean'], 'o-', color=COLORS[m], label=m); ax.fill_between(x, g.lo, g.hi, color=COLORS[m], alpha=.2, lw=0)
+        ax.plot(x, g['mean'], 'o-', color=COLORS[m], label=m)
+        ax.fill_between(x, g.lo, g.hi, color=COLORS[m], alpha=.2, lw=0)
         ax.plot(x, g.paper, 'D:', ms=7, mfc='none', color=COLORS[m], label='_')
     ax.plot([], [], 'kD:', ms=7, mfc='none', label='paper')
     ax.set(xticks=range(len(PENALTIES)), xticklabels=[f'{p:g}' for p in PENALTIES], xlabel='L2 penalty', ylabel='test accuracy', title='Table 5: ours with 95% intervals, and the paper')
@@ -128,30 +131,32 @@ def plot_table5(table:pd.DataFrame, # From `table5`
     return ax
 
 # %% ../nbs/55_study.ipynb #79cb01a4
-def plot_rounds(df:pd.DataFrame, # Runs of `table1_recipes`
-                value:str='test_acc', # What is drawn
-                ylabel:str|None=None, # Its name
+def plot_rounds(df: pd.DataFrame,  # Runs of `table1_recipes`
+                value: str = 'test_acc',  # What is drawn
+                ylabel: str | None = None,  # Its name
                 axs=None
-               ): # One Axes for each α
+               ):  # One Axes for each α
     "A measurement round by round: means over seeds, with 95% intervals"
     alphas = sorted(df['task.alpha'].unique())
-    axs = _axes(axs, ncols=len(alphas), figsize=(3.3*len(alphas),3), layout='constrained', squeeze=False)
-    for ax,a in zip(axs.flat, alphas):
-        for m,g in df[df['task.alpha']==a].groupby('method', sort=False):
+    axs = _axes(axs, ncols=len(alphas), figsize=(3.3 * len(alphas), 3), layout='constrained', squeeze=False)
+    for ax, a in zip(axs.flat, alphas):
+        for m, g in df[df['task.alpha'] == a].groupby('method', sort=False):
             s = summary(g, 'step', value)
-            ax.plot(s.step, s['mean'], '.-', color=COLORS[m], label=m); ax.fill_between(s.step, s.lo, s.hi, color=COLORS[m], alpha=.15, lw=0)
+            ax.plot(s.step, s['mean'], '.-', color=COLORS[m], label=m)
+            ax.fill_between(s.step, s.lo, s.hi, color=COLORS[m], alpha=.15, lw=0)
         ax.set(title=f'α = {a:g}', xlabel='step')
-    axs.flat[0].set_ylabel(ylabel or value); axs.flat[0].legend(fontsize='small')
+    axs.flat[0].set_ylabel(ylabel or value)
+    axs.flat[0].legend(fontsize='small')
     return axs
 
 # %% ../nbs/55_study.ipynb #1d3835ec
-def plot_weights(df:pd.DataFrame, # Runs of `table1_recipes`
-                 alpha:float=1. # Which of the signal strengths
-                ): # Four Axes
+def plot_weights(df: pd.DataFrame,  # Runs of `table1_recipes`
+                 alpha: float = 1.  # Which of the signal strengths
+                ):  # Four Axes
     "Norm of each layer, and signal against noise in the first, round by round"
-    d = df[df['task.alpha']==alpha].assign(ratio=lambda o: o.signal/o.noise)
-    axs = _axes(None, ncols=4, figsize=(13,3), layout='constrained')
-    for ax,v,title in zip(axs, ('norm1','norm2','norm3','ratio'), ('‖W₁‖','‖W₂‖','‖W₃‖','signal / noise in W₁')):
+    d = df[df['task.alpha'] == alpha].assign(ratio=lambda o: o.signal / o.noise)
+    axs = _axes(None, ncols=4, figsize=(13, 3), layout='constrained')
+    for ax, v, title in zip(axs, ('norm1', 'norm2', 'norm3', 'ratio'), ('‖W₁‖', '‖W₂‖', '‖W₃‖', 'signal / noise in W₁')):
         plot_rounds(d, v, axs=pd.Series([ax]).values)
         ax.set(title=title, ylabel='')
         if ax is not axs[0]: ax.get_legend().remove()

@@ -6,7 +6,9 @@
 __all__ = ['ENSEMBLE', 'PATH', 'Engine', 'run', 'ask']
 
 # %% ../nbs/50_sweep.ipynb #d677bea5
-import time,traceback,warnings
+import time
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -14,19 +16,21 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
 import pandas as pd
 import torch
-from . import ensemble,path
+
+from . import ensemble, path
 from .core import Recipe, ReinitError, Store, check_number, default_device, load_results, progress, scale
 
 # %% ../nbs/50_sweep.ipynb #e45346e3
 class Engine(NamedTuple):
     "How recipes are run"
-    plan:Callable # Recipes → portions of recipes
-    run:Callable  # A portion → for each recipe, a list of rows
-    processes:bool = False # Do portions that run side by side need processes, or do threads suffice?
-    resumes:bool = False   # Does `run` take `checkpoints`, a folder, and go on from `hash.pth` there?
-    missing:Callable|None = None # A recipe → why it cannot be run here, or `None`
+    plan: Callable  # Recipes → portions of recipes
+    run: Callable  # A portion → for each recipe, a list of rows
+    processes: bool = False  # Do portions that run side by side need processes, or do threads suffice?
+    resumes: bool = False   # Does `run` take `checkpoints`, a folder, and go on from `hash.pth` there?
+    missing: Callable | None = None  # A recipe → why it cannot be run here, or `None`
 
 ENSEMBLE = Engine(ensemble.plan, ensemble.run)
 PATH = Engine(path.plan, path.run, processes=True, resumes=True, missing=path.missing)
@@ -37,18 +41,18 @@ def _run_portion(portion, store, engine):
     with ExitStack() as claims:
         mine = [r for r in portion if claims.enter_context(store.claim(r))]
         todo = [r for r in mine if r not in store]
-        folder = store.root/'.checkpoints'
+        folder = store.root / '.checkpoints'
         for p in engine.plan(todo):   # fewer than planned, if others were faster
             start = time.perf_counter()
-            for r,rows in zip(p, engine.run(p, checkpoints=folder) if engine.resumes else engine.run(p)):
-                store.put(r, rows, seconds=(time.perf_counter()-start)/len(p))
-                if engine.resumes: (folder/f'{r.hash}.pth').unlink(missing_ok=True)   # of no use any more
+            for r, rows in zip(p, engine.run(p, checkpoints=folder) if engine.resumes else engine.run(p)):
+                store.put(r, rows, seconds=(time.perf_counter() - start) / len(p))
+                if engine.resumes: (folder / f'{r.hash}.pth').unlink(missing_ok=True)   # of no use any more
     return [r for r in portion if r not in mine]
 
 # %% ../nbs/50_sweep.ipynb #0b23ef80
 def _side_by_side(f, items, workers):
     "`f` of every item, as they get ready"
-    if workers==1: yield from map(f, items); return
+    if workers == 1: yield from map(f, items); return
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     try:
@@ -65,18 +69,18 @@ def _try_portion(portion, store, engine):
         try: left += _run_portion([r], store, engine)
         except Exception as e:
             what = str(e) if isinstance(e, ReinitError) else f'{type(e).__name__}: {e}'
-            return left,(ReinitError(f'{what} (in the run of {r!r})'), traceback.format_exc())
-    return left,None
+            return left, (ReinitError(f'{what} (in the run of {r!r})'), traceback.format_exc())
+    return left, None
 
 # %% ../nbs/50_sweep.ipynb #d40a2e1b
 def _reported(portions, store, engine, workers):
     "`_try_portion` of every portion, as they get ready, in processes if there are several workers"
-    from joblib import Parallel,delayed
+    from joblib import Parallel, delayed
     failed = []
     todo = (p for p in portions if not failed)   # asked for one by one
-    if workers==1: done = (_try_portion(p, store, engine) for p in todo)
+    if workers == 1: done = (_try_portion(p, store, engine) for p in todo)
     else: done = Parallel(workers, backend='loky', return_as='generator_unordered', pre_dispatch='n_jobs', batch_size=1)(delayed(_try_portion)(p, store, engine) for p in todo)
-    for left,error in done:
+    for left, error in done:
         if error: failed.append(error)
         yield left
     if failed: raise failed[0][0] from RuntimeError(failed[0][1])   # a traceback does not travel between processes: its text does
@@ -92,25 +96,25 @@ def _go_through(portions, store, engine, workers):
 def _possible(recipes, store, engine, alone=True):
     "Recipes whose results are in the store or can be had here; a warning about the others, or an error if there is nothing else"
     if engine.missing is None: return recipes
-    lack = {r:why for r in recipes if r not in store and (why := engine.missing(r))}
+    lack = {r: why for r in recipes if r not in store and (why := engine.missing(r))}
     if not lack: return recipes
     why = list(lack.values())
     said = '; '.join(f'{why.count(o)} runs: {o}' for o in dict.fromkeys(why))
-    if alone and len(lack)==len(set(recipes)): raise ReinitError(f'nothing can be run here. {said}')
+    if alone and len(lack) == len(set(recipes)): raise ReinitError(f'nothing can be run here. {said}')
     warnings.warn(f'left out, the others go on: {said}', stacklevel=3)
     return [r for r in recipes if r not in lack]
 
 # %% ../nbs/50_sweep.ipynb #631260e9
-def run(recipes:Sequence[Recipe], # What to run
-        store:Store|None=None, # Where runs are kept; default: `Store()`
-        engine:Engine=ENSEMBLE, # How to run them
-        label:str='', # Shown beside the progress bar
-        show:bool=True, # Show a progress bar?
-        workers:int|None=None # Portions at once; default: as many as torch has threads, or one on a GPU
-       )->pd.DataFrame: # `Store.frame` of all `recipes` but those whose data is missing, with provenance
+def run(recipes: Sequence[Recipe],  # What to run
+        store: Store | None = None,  # Where runs are kept; default: `Store()`
+        engine: Engine = ENSEMBLE,  # How to run them
+        label: str = '',  # Shown beside the progress bar
+        show: bool = True,  # Show a progress bar?
+        workers: int | None = None  # Portions at once; default: as many as torch has threads, or one on a GPU
+       ) -> pd.DataFrame:  # `Store.frame` of all `recipes` but those whose data is missing, with provenance
     "Run the recipes that the store does not have yet, and give the results of all"
     store = (Store() if store is None else store).check_writable()
-    if workers is None: workers = torch.get_num_threads() if default_device().type=='cpu' else 1
+    if workers is None: workers = torch.get_num_threads() if default_device().type == 'cpu' else 1
     check_number('workers', workers, 1, integer=True)
     recipes = _possible(list(recipes), store, engine)
     todo = [r for r in dict.fromkeys(recipes) if r not in store]
@@ -123,18 +127,18 @@ def run(recipes:Sequence[Recipe], # What to run
     return store.frame(recipes, provenance=True)
 
 # %% ../nbs/50_sweep.ipynb #11c77399
-def ask(recipes:Sequence[Recipe], # What is wanted
-        results=None, # CSV file with published results; may be missing
-        store:Store|None=None, # Where new runs are kept
-        **kw # As in `run`
-       )->pd.DataFrame: # Tidy, one row per recipe and round
+def ask(recipes: Sequence[Recipe],  # What is wanted
+        results=None,  # CSV file with published results; may be missing
+        store: Store | None = None,  # Where new runs are kept
+        **kw  # As in `run`
+       ) -> pd.DataFrame:  # Tidy, one row per recipe and round
     "Results of `recipes`: published ones, stored ones, and for the rest a run"
-    if scale()=='smoke':
+    if scale() == 'smoke':
         with TemporaryDirectory() as d: return run(recipes, Store(d), **kw)
     known = load_results(results).drop(columns='format') if results is not None and Path(results).exists() else None
     have = set() if known is None else set(known.recipe)
     rest = [r for r in recipes if r.hash not in have]
     parts = [known[known.recipe.isin({r.hash for r in recipes})]] if have else []
-    rest = _possible(rest, Store() if store is None else store, kw.get('engine', ENSEMBLE), alone=len(rest)==len(recipes))
+    rest = _possible(rest, Store() if store is None else store, kw.get('engine', ENSEMBLE), alone=len(rest) == len(recipes))
     if rest: parts.append(run(rest, store, **kw))
     return pd.concat(parts, ignore_index=True)

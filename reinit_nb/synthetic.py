@@ -7,78 +7,80 @@ __all__ = ['SyntheticTask', 'codewords', 'sample', 'make', 'bayes_predict', 'bay
 
 # %% ../nbs/12_synthetic.ipynb #c8cb04dd
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
 from .core import Recipe, ReinitError, Streams, check_number
 
 # %% ../nbs/12_synthetic.ipynb #e739a9dc
 @dataclass(frozen=True)
 class SyntheticTask(Recipe):
     "The task of Section 1.1: `y` in binary, times `alpha`, followed by noise"
-    alpha:float = 1.      # Signal strength
-    classes:int = 8       # A power of two
-    dim:int = 128         # Coordinates in all, signal and noise
-    n_train:int = 256     # Training examples
-    n_test:int = 2000     # Test examples (the paper does not say how many it used)
+    alpha: float = 1.      # Signal strength
+    classes: int = 8       # A power of two
+    dim: int = 128         # Coordinates in all, signal and noise
+    n_train: int = 256     # Training examples
+    n_test: int = 2000     # Test examples (the paper does not say how many it used)
 
     def check(self):
         check_number('alpha', self.alpha, 0)
-        for f in ('dim','n_train','n_test'): check_number(f, getattr(self, f), 1, integer=True)
-        if self.classes<2 or self.classes & (self.classes-1):
+        for f in ('dim', 'n_train', 'n_test'): check_number(f, getattr(self, f), 1, integer=True)
+        if self.classes < 2 or self.classes & (self.classes - 1):
             raise ReinitError(f'classes={self.classes} should be a power of two: 2, 4, 8, …')
         check_number('dim', self.dim, self.bits, integer=True)
 
     @property
-    def bits(self)->int: return self.classes.bit_length()-1
+    def bits(self) -> int: return self.classes.bit_length() - 1
 
 # %% ../nbs/12_synthetic.ipynb #551b4077
-def codewords(task:SyntheticTask # The task
-             )->Tensor: # `classes` × `bits`, entries ±`alpha`
+def codewords(task: SyntheticTask  # The task
+             ) -> Tensor:  # `classes` × `bits`, entries ±`alpha`
     "The signal of each class: its number in binary, most significant digit first"
-    digit = torch.arange(task.bits-1, -1, -1)
-    return task.alpha * (2.*((torch.arange(task.classes)[:,None] >> digit) & 1) - 1)
+    digit = torch.arange(task.bits - 1, -1, -1)
+    return task.alpha * (2. * ((torch.arange(task.classes)[:, None] >> digit) & 1) - 1)
 
 # %% ../nbs/12_synthetic.ipynb #79e3065e
-def sample(task:SyntheticTask, # The task
-           n:int, # Examples
-           gen:torch.Generator # Usually `streams.data`
-          )->tuple[Tensor,Tensor]: # `x` (n × dim) and `y` (n)
+def sample(task: SyntheticTask,  # The task
+           n: int,  # Examples
+           gen: torch.Generator  # Usually `streams.data`
+          ) -> tuple[Tensor, Tensor]:  # `x` (n × dim) and `y` (n)
     "Draw `n` examples"
     y = torch.randint(task.classes, (n,), generator=gen, device=gen.device)
     x = torch.randn(n, task.dim, generator=gen, device=gen.device)
-    x[:,:task.bits] = codewords(task).to(x)[y]
-    return x,y
+    x[:, :task.bits] = codewords(task).to(x)[y]
+    return x, y
 
 # %% ../nbs/12_synthetic.ipynb #529c9cb9
-def make(task:SyntheticTask, # The task
-         streams:Streams # The draw comes from its `data` stream
-        )->tuple[Tensor,Tensor,Tensor,Tensor]: # x_train, y_train, x_test, y_test
+def make(task: SyntheticTask,  # The task
+         streams: Streams  # The draw comes from its `data` stream
+        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # x_train, y_train, x_test, y_test
     "The training and the test set that belong to a seed"
     return (*sample(task, task.n_train, streams.data), *sample(task, task.n_test, streams.data))
 
 # %% ../nbs/12_synthetic.ipynb #31953bda
-def bayes_predict(task:SyntheticTask, # The task
-                  x:Tensor # n × dim
-                 )->Tensor: # Most probable class for each row
+def bayes_predict(task: SyntheticTask,  # The task
+                  x: Tensor  # n × dim
+                 ) -> Tensor:  # Most probable class for each row
     "The Bayes classifier: the nearest codeword (the first, where several are the same)"
-    return torch.cdist(x[:,:task.bits].contiguous(), codewords(task).to(x)).argmin(1)
+    return torch.cdist(x[:, :task.bits].contiguous(), codewords(task).to(x)).argmin(1)
 
-def bayes_accuracy(task:SyntheticTask # The task
-                  )->float: # Between 1/classes and 1
+def bayes_accuracy(task: SyntheticTask  # The task
+                  ) -> float:  # Between 1/classes and 1
     "The best accuracy that any classifier can have"
-    return len(codewords(task).unique(dim=0))/task.classes
+    return len(codewords(task).unique(dim=0)) / task.classes
 
 # %% ../nbs/12_synthetic.ipynb #e70e8780
-def dls(task:SyntheticTask=SyntheticTask(), # The task
-        seed:int=0, # Decides the data
-        bs:int|None=None, # Batch size; default: all training examples at once, as in the paper
-        **kw # Further arguments of fastai's `DataLoader`
-       ): # fastai `DataLoaders`, ready for a `Learner`
+def dls(task: SyntheticTask = SyntheticTask(),  # The task
+        seed: int = 0,  # Decides the data
+        bs: int | None = None,  # Batch size; default: all training examples at once, as in the paper
+        **kw  # Further arguments of fastai's `DataLoader`
+       ):  # fastai `DataLoaders`, ready for a `Learner`
     "The task as fastai `DataLoaders`"
-    from fastai.data.core import DataLoaders   # fastai loads matplotlib, so only where it is wanted
+    from fastai.data.core import DataLoaders  # fastai loads matplotlib, so only where it is wanted
     from fastai.data.load import DataLoader
-    x,y,xt,yt = make(task, Streams(seed))
+    x, y, xt, yt = make(task, Streams(seed))
     bs = task.n_train if bs is None else check_number('bs', bs, 1, integer=True)
     dl = DataLoaders(DataLoader(list(zip(x, y)), bs=bs, shuffle=True, **kw), DataLoader(list(zip(xt, yt)), bs=max(bs, 256), **kw))
-    dl.c,dl.n_inp = task.classes,1
+    dl.c, dl.n_inp = task.classes, 1
     return dl

@@ -13,130 +13,133 @@ __all__ = ['PATHS', 'CHANGES', 'BATCH', 'EPOCHS', 'IMAGES', 'HEAT', 'STUCK', 'DE
 # %% ../nbs/59_transfer.ipynb #7f37c7dc
 import math
 from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
+
 from . import sequence
-from .core import ReinitError,by_scale,check_choice,check_number,scale as get_scale
-from .path import Before,Learn
+from .core import ReinitError, by_scale, check_choice, check_number
+from .core import scale as get_scale
+from .path import Before, Learn
 from .reset import paper_resets
 from .sequence import PathRun
-from .stats import interval,summary
-from .stuck import exposure,first_images
+from .stats import interval
+from .stuck import exposure, first_images
 from .sweep import Engine
-from .vision import Task,catalogue,paper_tasks
+from .vision import Task, catalogue, paper_tasks
 
 # %% ../nbs/59_transfer.ipynb #d1e2fee4
 PATHS = Engine(sequence.plan, sequence.run, processes=True, resumes=True, missing=sequence.missing)
 
 # %% ../nbs/59_transfer.ipynb #e23de25b
 CHANGES = {   # `change` of `paper_resets` → name in `vision.paper_tasks`
-    'CIFAR-10: blurred to sharp (ResNet18)':'Table 6: blurred → sharp', 'CIFAR-10: blurred to sharp (All-CNN)':'Table 6: blurred → sharp',
-    'CIFAR-10: regular to random shift':'Table 6: regular → shifted', 'CIFAR-10 to CIFAR-100':'Table 6: CIFAR-10 → CIFAR-100',
-    'CIFAR-10 to FashionMNIST':'Table 6: CIFAR-10 → FashionMNIST', 'MNIST to FashionMNIST':'Table 6: MNIST → FashionMNIST', 'SVHN to CIFAR-10':'Table 6: SVHN → CIFAR-10',
-    'ImageNet to FashionMNIST':'Table 7: ImageNet → FashionMNIST', 'ImageNet to KMNIST':'Table 7: ImageNet → KMNIST', 'ImageNet to EMNIST (letters)':'Table 7: ImageNet → EMNIST letters',
-    'ImageNet to CIFAR-100':'Table 7: ImageNet → CIFAR-100', 'ImageNet to RESISC45':'Table 8: ImageNet → RESISC45', 'ImageNet to Patch Camelyon':'Table 8: ImageNet → Patch Camelyon'}
+    'CIFAR-10: blurred to sharp (ResNet18)': 'Table 6: blurred → sharp', 'CIFAR-10: blurred to sharp (All-CNN)': 'Table 6: blurred → sharp',
+    'CIFAR-10: regular to random shift': 'Table 6: regular → shifted', 'CIFAR-10 to CIFAR-100': 'Table 6: CIFAR-10 → CIFAR-100',
+    'CIFAR-10 to FashionMNIST': 'Table 6: CIFAR-10 → FashionMNIST', 'MNIST to FashionMNIST': 'Table 6: MNIST → FashionMNIST', 'SVHN to CIFAR-10': 'Table 6: SVHN → CIFAR-10',
+    'ImageNet to FashionMNIST': 'Table 7: ImageNet → FashionMNIST', 'ImageNet to KMNIST': 'Table 7: ImageNet → KMNIST', 'ImageNet to EMNIST (letters)': 'Table 7: ImageNet → EMNIST letters',
+    'ImageNet to CIFAR-100': 'Table 7: ImageNet → CIFAR-100', 'ImageNet to RESISC45': 'Table 8: ImageNet → RESISC45', 'ImageNet to Patch Camelyon': 'Table 8: ImageNet → Patch Camelyon'}
 BATCH = 128
 
 # %% ../nbs/59_transfer.ipynb #408db5d4
-def paper_row(change:str # As in `CHANGES`
-             )->tuple: # Network, tasks, how to learn without and with the reset, is the start pre-trained?
+def paper_row(change: str  # As in `CHANGES`
+             ) -> tuple:  # Network, tasks, how to learn without and with the reset, is the start pre-trained?
     "One row of Tables 6 to 8"
     o = paper_resets().set_index('change').loc[check_choice('change', change, CHANGES)]
-    how = lambda lr,decay,wd,**kw: Learn(lr=float(lr), decay=float(decay), wd=float(wd), batch=BATCH, epochs=int(o.max_epochs), patience=int(o.patience)).replace(**kw)
-    first,reset = how(o.lr_first, o.decay_first, o.wd_first),how(o.lr, o.decay, o.wd, before=Before('dirac', s=float(o.s), one_d=o.one_d))
+    how = lambda lr, decay, wd, **kw: Learn(lr=float(lr), decay=float(decay), wd=float(wd), batch=BATCH, epochs=int(o.max_epochs), patience=int(o.patience)).replace(**kw)
+    first, reset = how(o.lr_first, o.decay_first, o.wd_first), how(o.lr, o.decay, o.wd, before=Before('dirac', s=float(o.s), one_d=o.one_d))
     if change.startswith('SVHN'): first = first.replace(patience=20, epochs=100)
-    return o.model,paper_tasks()[CHANGES[change]],first,reset,change.startswith('ImageNet')
+    return o.model, paper_tasks()[CHANGES[change]], first, reset, change.startswith('ImageNet')
 
 # %% ../nbs/59_transfer.ipynb #0d07e957
-def change_runs(change:str, # As in `CHANGES`
-                scale:str|None=None # As in `core.scale`
-               )->dict[str,PathRun]: # `standard`, `reset` and, where the rates differ, `standard, same rate`
+def change_runs(change: str,  # As in `CHANGES`
+                scale: str | None = None  # As in `core.scale`
+               ) -> dict[str, PathRun]:  # `standard`, `reset` and, where the rates differ, `standard, same rate`
     "A row of Tables 6 to 8 as learning paths"
-    name,tasks,first,reset,pre = paper_row(change)
-    if pre and get_scale(scale)=='smoke': name,pre = 'resnet18',False   # a first task on digits stands for ImageNet
-    if get_scale(scale)!='paper': name,tasks,first,reset = _thin_row(name, tasks, first, reset, pre, scale)
+    name, tasks, first, reset, pre = paper_row(change)
+    if pre and get_scale(scale) == 'smoke': name, pre = 'resnet18', False   # a first task on digits stands for ImageNet
+    if get_scale(scale) != 'paper': name, tasks, first, reset = _thin_row(name, tasks, first, reset, pre, scale)
     same = reset.replace(before=None)
-    hows = dict(standard=first if pre else same, reset=reset) | ({'standard, same rate':same} if pre and same.lr!=first.lr else {})
+    hows = dict(standard=first if pre else same, reset=reset) | ({'standard, same rate': same} if pre and same.lr != first.lr else {})
     start = lambda how: ((tasks[-1], how),) if pre else ((tasks[0], first), (tasks[1], how))
-    return {k:PathRun(name, start(h), **(dict(pretrained='imagenet', head='zero') if pre else {}), **_width(name, pre, scale)) for k,h in hows.items()}
+    return {k: PathRun(name, start(h), **(dict(pretrained='imagenet', head='zero') if pre else {}), **_width(name, pre, scale)) for k, h in hows.items()}
 
 def _width(name, pre, scale):
     "Width, and how many test images are looked at"
-    if get_scale(scale)=='paper': return {}
-    return dict(n_test=by_scale(100, 400, 400, scale)) if pre else dict(n_test=by_scale(100, 1000, 1000, scale), width=by_scale(1/16, 1/8, 1/8, scale))
+    if get_scale(scale) == 'paper': return {}
+    return dict(n_test=by_scale(100, 400, 400, scale)) if pre else dict(n_test=by_scale(100, 1000, 1000, scale), width=by_scale(1 / 16, 1 / 8, 1 / 8, scale))
 
 # %% ../nbs/59_transfer.ipynb #8f6aedb8
-EPOCHS,IMAGES,HEAT = 10,500,20.   # of a stage at laptop scale; what weight decay is multiplied by
+EPOCHS, IMAGES, HEAT = 10, 500, 20.   # of a stage at laptop scale; what weight decay is multiplied by
 STUCK = .02                       # weight decay of task changes, whose first stages are longer
 
-def matching_heat(steps:int=14, # Of an epoch
-                  epochs:int=EPOCHS # Of a stage
-                 )->float: # Factor of the weight decay
+def matching_heat(steps: int = 14,  # Of an epoch
+                  epochs: int = EPOCHS  # Of a stage
+                 ) -> float:  # Factor of the weight decay
     "What would give a thin stage the exposure of the paper's (Table 6, 200 epochs of 351 steps)"
     how = Learn(lr=.05, decay=.95, wd=.001, epochs=200)
-    return float(exposure(how, int(.9*50_000)//BATCH)[-1]/exposure(how.replace(epochs=epochs), steps)[-1])
+    return float(exposure(how, int(.9 * 50_000) // BATCH)[-1] / exposure(how.replace(epochs=epochs), steps)[-1])
 
 # %% ../nbs/59_transfer.ipynb #f3ae44ad
-def thin_how(how:Learn, # The paper's
-             scale:str|None=None, # `smoke` or `laptop`
-             **kw # Changes
-            )->Learn:
+def thin_how(how: Learn,  # The paper's
+             scale: str | None = None,  # `smoke` or `laptop`
+             **kw  # Changes
+            ) -> Learn:
     "The same in few steps: no early stopping, so that all have as many"
-    return how.replace(batch=32, epochs=by_scale(2, EPOCHS, EPOCHS, scale), patience=None, wd=how.wd*HEAT, **kw)
+    return how.replace(batch=32, epochs=by_scale(2, EPOCHS, EPOCHS, scale), patience=None, wd=how.wd * HEAT, **kw)
 
-def long_how(how:Learn, # The paper's
-             scale:str|None=None, # `smoke` or `laptop`
-             epochs:int=100, # At laptop scale
-             decay:float|None=.99 # Of the learning rate, per epoch; `None`: the paper's
-            )->Learn:
+def long_how(how: Learn,  # The paper's
+             scale: str | None = None,  # `smoke` or `laptop`
+             epochs: int = 100,  # At laptop scale
+             decay: float | None = .99  # Of the learning rate, per epoch; `None`: the paper's
+            ) -> Learn:
     "In so many steps that filters freeze although the images are learned"
     return how.replace(batch=32, epochs=by_scale(2, epochs, epochs, scale), decay=how.decay if decay is None else decay, patience=None, wd=STUCK)
 
-def thin_task(task:Task, # The paper's
-              scale:str|None=None # `smoke` or `laptop`
-             )->Task:
+def thin_task(task: Task,  # The paper's
+              scale: str | None = None  # `smoke` or `laptop`
+             ) -> Task:
     "The same with few small images; at smoke scale always of digits"
-    if get_scale(scale)=='smoke': task = task.replace(dataset='digits', classes=None, size=None)
+    if get_scale(scale) == 'smoke': task = task.replace(dataset='digits', classes=None, size=None)
     few = by_scale(80, IMAGES, IMAGES, scale)
-    n = max(20, round(task.n_train*few)) if isinstance(task.n_train, float) else few
+    n = max(20, round(task.n_train * few)) if isinstance(task.n_train, float) else few
     return task.replace(n_train=n, size=by_scale(12, 16, 16, scale), channels=by_scale(1, 3, 3, scale), classes=_CLASSES.get(task.dataset))
 
 _CLASSES = dict(cifar100=20)
 
 # %% ../nbs/59_transfer.ipynb #4651a5c6
-_TUNE = {'fashion_mnist':dict(), 'kmnist':dict(), 'cifar100':dict(classes=20), 'oxford_pet':dict(classes=10), 'emnist_letters':{}, 'resisc45':{}, 'patch_camelyon':{}}
+_TUNE = {'fashion_mnist': dict(), 'kmnist': dict(), 'cifar100': dict(classes=20), 'oxford_pet': dict(classes=10), 'emnist_letters': {}, 'resisc45': {}, 'patch_camelyon': {}}
 
-def tune_task(task:Task, # The paper's
-              images:int=160 # For training and validation
-             )->Task:
+def tune_task(task: Task,  # The paper's
+              images: int = 160  # For training and validation
+             ) -> Task:
     "For the pre-trained network: 48 pixels, augmentation as the paper has it"
     return task.replace(n_train=images, size=48, channels=3, **_TUNE[task.dataset])
 
-def tune_how(how:Learn, # The paper's
-             epochs:int=8 # 64 steps of 140 images
-            )->Learn:
+def tune_how(how: Learn,  # The paper's
+             epochs: int = 8  # 64 steps of 140 images
+            ) -> Learn:
     "Batches of 16, with a learning rate in proportion"
-    return how.replace(lr=how.lr*16/BATCH, batch=16, epochs=epochs, patience=None)
+    return how.replace(lr=how.lr * 16 / BATCH, batch=16, epochs=epochs, patience=None)
 
 def _thin_row(name, tasks, first, reset, pre, scale):
-    if pre: return name,(tune_task(tasks[-1]),),tune_how(first),tune_how(reset)
-    return name,tuple(thin_task(t, scale) for t in tasks),long_how(first, scale),long_how(reset, scale, 20, None)
+    if pre: return name, (tune_task(tasks[-1]),), tune_how(first), tune_how(reset)
+    return name, tuple(thin_task(t, scale) for t in tasks), long_how(first, scale), long_how(reset, scale, 20, None)
 
 # %% ../nbs/59_transfer.ipynb #45cb2b98
-def _augmented(t): # What a task does to its images
-    parts = dict(blur=t.blur!=1 and t.blur, shift=t.shift, affine=any(t.affine) and t.affine, blurred_at_random=t.random_blur!=1 and t.random_blur, jitter=any(t.jitter) and t.jitter, flip=t.flip, vflip=t.vflip)
-    return ', '.join(f'{k.replace("_", " ")}' + ('' if v is True else f' {v}') for k,v in parts.items() if v) or 'none'
+def _augmented(t):  # What a task does to its images
+    parts = dict(blur=t.blur != 1 and t.blur, shift=t.shift, affine=any(t.affine) and t.affine, blurred_at_random=t.random_blur != 1 and t.random_blur, jitter=any(t.jitter) and t.jitter, flip=t.flip, vflip=t.vflip)
+    return ', '.join(f'{k.replace("_", " ")}' + ('' if v is True else f' {v}') for k, v in parts.items() if v) or 'none'
 
-def change_table(scale:str|None=None # As in `core.scale`
-                )->pd.DataFrame: # One row for each row of Tables 6 to 8
+def change_table(scale: str | None = None  # As in `core.scale`
+                ) -> pd.DataFrame:  # One row for each row of Tables 6 to 8
     "Tables 6 to 8 as recipes: hashes of the paths without and with the reset, and what decides them"
     rows = []
     for o in paper_resets().itertuples():
         r = change_runs(o.change, scale)
-        (t,a),(_,b) = r['standard'].path[-1],r['reset'].path[-1]
+        (t, a), (_, b) = r['standard'].path[-1], r['reset'].path[-1]
         said = lambda h: f'{h.lr:g}, {h.decay:g}, {h.wd:.3g}'
-        two = len(r['reset'].path)>1
-        t0,h0 = r['reset'].path[0] if two else (None,None)
+        two = len(r['reset'].path) > 1
+        t0, h0 = r['reset'].path[0] if two else (None, None)
         rows.append(dict(table=o.table, change=o.change, model=r['reset'].model, first=f'{said(h0)}, {h0.epochs} epochs, patience {h0.patience}; images: {_augmented(t0)}' if two else 'ImageNet weights',
                          images=t.dataset, pixels=t.size or 'all', augmentation=_augmented(t), standard=said(a), reset=said(b), s=b.before.s, one_d=b.before.one_d,
                          epochs=a.epochs, patience=a.patience, recipe=r['standard'].hash[:8], recipe_reset=r['reset'].hash[:8], missing=bool(sequence.missing(r['reset']))))
@@ -145,239 +148,241 @@ def change_table(scale:str|None=None # As in `core.scale`
 # %% ../nbs/59_transfer.ipynb #dca25de3
 def _seeds(seeds, scale): return range(by_scale(2, 3, 3, scale) if seeds is None else check_number('seeds', seeds, 1, integer=True))
 
-def _over_seeds(runs, seeds, scale): return {k:[r.replace(seed=s) for s in _seeds(seeds, scale)] for k,r in runs.items()}
+def _over_seeds(runs, seeds, scale): return {k: [r.replace(seed=s) for s in _seeds(seeds, scale)] for k, r in runs.items()}
 
-def pet_runs(scale:str|None=None)->dict[str,PathRun]:
+def pet_runs(scale: str | None = None) -> dict[str, PathRun]:
     "ImageNet → Oxford Pets, with the recipe of ImageNet → CIFAR-100"
     def pets(r):
-        (t,h), = r.path
+        (t, h), = r.path
         t = Task('oxford_pet', size=224, normalize='imagenet')
-        return r.replace(path=((t if get_scale(scale)=='paper' else tune_task(t), h),))
-    return {k:pets(r) for k,r in change_runs('ImageNet to CIFAR-100', scale).items() if k in ('standard','reset')}
+        return r.replace(path=((t if get_scale(scale) == 'paper' else tune_task(t), h),))
+    return {k: pets(r) for k, r in change_runs('ImageNet to CIFAR-100', scale).items() if k in ('standard', 'reset')}
 
 # %% ../nbs/59_transfer.ipynb #ac98274c
-def changes(scale:str|None=None, # As in `core.scale`
-            seeds:int|None=None, # How many; default: 3, or 2 at smoke scale
-            only:Sequence[str]|None=None # Some of `CHANGES`; default: all, and Oxford Pets
-           )->dict: # (change, variant) → runs
+def changes(scale: str | None = None,  # As in `core.scale`
+            seeds: int | None = None,  # How many; default: 3, or 2 at smoke scale
+            only: Sequence[str] | None = None  # Some of `CHANGES`; default: all, and Oxford Pets
+           ) -> dict:  # (change, variant) → runs
     "Tables 6 to 8"
-    if only is None: only = by_scale(('CIFAR-10: blurred to sharp (ResNet18)','ImageNet to KMNIST'), tuple(CHANGES), tuple(CHANGES), scale)
-    runs = {(c,k):r for c in only for k,r in change_runs(c, scale).items()}
-    if get_scale(scale)!='smoke': runs |= {('ImageNet to Oxford Pets',k):r for k,r in pet_runs(scale).items()}
+    if only is None: only = by_scale(('CIFAR-10: blurred to sharp (ResNet18)', 'ImageNet to KMNIST'), tuple(CHANGES), tuple(CHANGES), scale)
+    runs = {(c, k): r for c in only for k, r in change_runs(c, scale).items()}
+    if get_scale(scale) != 'smoke': runs |= {('ImageNet to Oxford Pets', k): r for k, r in pet_runs(scale).items()}
     return _over_seeds(runs, seeds, scale)
 
 # %% ../nbs/59_transfer.ipynb #cc5d729f
-DECAYS = {'0':(0.,0.), '1e-4':(1e-4,1e-4), '5e-4':(5e-4,5e-4), '1e-3':(1e-3,1e-3), '5e-3':(5e-3,5e-3), '1e-4 → 1e-3':(1e-4,1e-3)}
-_HIGH,_MID,_LOW = (.05,.95),(.005,.95),(.0005,.99)   # learning rate and its decay
-RATES = {'0.0005':(_LOW,_LOW), '0.005':(_MID,_MID), '0.05':(_HIGH,_HIGH), '0.0005 → 0.05':(_LOW,_HIGH), '0.005 → 0.05':(_MID,_HIGH)}
+DECAYS = {'0': (0., 0.), '1e-4': (1e-4, 1e-4), '5e-4': (5e-4, 5e-4), '1e-3': (1e-3, 1e-3), '5e-3': (5e-3, 5e-3), '1e-4 → 1e-3': (1e-4, 1e-3)}
+_HIGH, _MID, _LOW = (.05, .95), (.005, .95), (.0005, .99)   # learning rate and its decay
+RATES = {'0.0005': (_LOW, _LOW), '0.005': (_MID, _MID), '0.05': (_HIGH, _HIGH), '0.0005 → 0.05': (_LOW, _HIGH), '0.005 → 0.05': (_MID, _HIGH)}
 
 def _pair(name, tasks, hows, scale):
     "A path of two stages, with the patience of Table 6"
-    hows = [Learn(lr=lr, decay=d, wd=wd, batch=BATCH, epochs=200, patience=40) for (lr,d),wd in hows]
-    if get_scale(scale)!='paper': tasks,hows = [thin_task(t, scale) for t in tasks],[thin_how(h, scale) for h in hows]
+    hows = [Learn(lr=lr, decay=d, wd=wd, batch=BATCH, epochs=200, patience=40) for (lr, d), wd in hows]
+    if get_scale(scale) != 'paper': tasks, hows = [thin_task(t, scale) for t in tasks], [thin_how(h, scale) for h in hows]
     return PathRun(name, tuple(zip(tasks, hows)), **_width(name, False, scale))
 
 # %% ../nbs/59_transfer.ipynb #166576bc
-def decays(scale:str|None=None, # As in `core.scale`
-           seeds:int|None=None, # As in `changes`
-           models:Sequence[str]=('resnet18','allcnn') # Networks
-          )->dict: # (model, weight decay) → runs
+def decays(scale: str | None = None,  # As in `core.scale`
+           seeds: int | None = None,  # As in `changes`
+           models: Sequence[str] = ('resnet18', 'allcnn')  # Networks
+          ) -> dict:  # (model, weight decay) → runs
     "Figure 5, over weight decay"
-    tasks,some = paper_tasks()['Table 6: blurred → sharp'],by_scale(('0','1e-3','1e-4 → 1e-3'), tuple(DECAYS), tuple(DECAYS), scale)
-    return _over_seeds({(m,k):_pair(m, tasks, [(_HIGH,wd) for wd in DECAYS[k]], scale) for m in models for k in some}, seeds, scale)
+    tasks, some = paper_tasks()['Table 6: blurred → sharp'], by_scale(('0', '1e-3', '1e-4 → 1e-3'), tuple(DECAYS), tuple(DECAYS), scale)
+    return _over_seeds({(m, k): _pair(m, tasks, [(_HIGH, wd) for wd in DECAYS[k]], scale) for m in models for k in some}, seeds, scale)
 
-def rates(scale:str|None=None, # As in `core.scale`
-          seeds:int|None=None, # As in `changes`
-          models:Sequence[str]|None=None # Networks; default: ResNet18, and All-CNN at the paper's scale
-         )->dict: # (model, learning rate) → runs
+def rates(scale: str | None = None,  # As in `core.scale`
+          seeds: int | None = None,  # As in `changes`
+          models: Sequence[str] | None = None  # Networks; default: ResNet18, and All-CNN at the paper's scale
+         ) -> dict:  # (model, learning rate) → runs
     "Figure 5, over learning rates"
-    tasks,some = paper_tasks()['Table 6: blurred → sharp'],by_scale(('0.0005','0.05','0.005 → 0.05'), tuple(RATES), tuple(RATES), scale)
-    models = models or by_scale(('resnet18',), ('resnet18',), ('resnet18','allcnn'), scale)
-    return _over_seeds({(m,k):_pair(m, tasks, [(o,1e-3) for o in RATES[k]], scale) for m in models for k in some}, seeds, scale)
+    tasks, some = paper_tasks()['Table 6: blurred → sharp'], by_scale(('0.0005', '0.05', '0.005 → 0.05'), tuple(RATES), tuple(RATES), scale)
+    models = models or by_scale(('resnet18',), ('resnet18',), ('resnet18', 'allcnn'), scale)
+    return _over_seeds({(m, k): _pair(m, tasks, [(o, 1e-3) for o in RATES[k]], scale) for m in models for k in some}, seeds, scale)
 
 # %% ../nbs/59_transfer.ipynb #9efba7bb
-def warm(scale:str|None=None, # As in `core.scale`
-         seeds:int|None=None, # As in `changes`
-         rates:Sequence[str]=('0.0005','0.005','0.05') # Learning rates, of both stages
-        )->dict: # (start, learning rate) → runs
+def warm(scale: str | None = None,  # As in `core.scale`
+         seeds: int | None = None,  # As in `changes`
+         rates: Sequence[str] = ('0.0005', '0.005', '0.05')  # Learning rates, of both stages
+        ) -> dict:  # (start, learning rate) → runs
     "Warm starts with 10% of the images, beside cold ones of equal steps in the second stage, and of equal steps in all"
     runs = {}
     for k in by_scale(rates[-1:], rates, rates, scale):
-        r = _pair('resnet18', paper_tasks()['Figure 6: warm start'], [(o,1e-3) for o in RATES[k]], scale)
-        (t1,h1),(t2,h2) = r.path
-        if get_scale(scale)=='laptop': h1 = h1.replace(batch=8, epochs=28, decay=h1.decay**(h1.epochs/28))   # a tenth of the images, as many steps
-        r = r.replace(path=((t1,h1), (t2,h2)))
+        r = _pair('resnet18', paper_tasks()['Figure 6: warm start'], [(o, 1e-3) for o in RATES[k]], scale)
+        (t1, h1), (t2, h2) = r.path
+        if get_scale(scale) == 'laptop': h1 = h1.replace(batch=8, epochs=28, decay=h1.decay**(h1.epochs / 28))   # a tenth of the images, as many steps
+        r = r.replace(path=((t1, h1), (t2, h2)))
         more = by_scale(2, 2, 1.1, scale)   # steps of both stages over those of the second
-        long = h2.replace(epochs=round(more*h2.epochs), decay=h2.decay**(1/more))
-        runs |= {('warm',k):r, ('cold',k):r.replace(path=((t1,h1), (t2,h2.replace(before=Before('fresh'))))), ('cold, as long',k):r.replace(path=((t2,long),))}
+        long = h2.replace(epochs=round(more * h2.epochs), decay=h2.decay**(1 / more))
+        runs |= {('warm', k): r, ('cold', k): r.replace(path=((t1, h1), (t2, h2.replace(before=Before('fresh'))))), ('cold, as long', k): r.replace(path=((t2, long),))}
     return _over_seeds(runs, seeds, scale)
 
 # %% ../nbs/59_transfer.ipynb #ad68daef
-FRACTIONS = (.125,.25,.5,1.)
+FRACTIONS = (.125, .25, .5, 1.)
 
-def samples(scale:str|None=None, # As in `core.scale`
-            seeds:int|None=None, # As in `changes`
-            fractions:Sequence[float]|None=None # Of the training images; default: `FRACTIONS`, fewer below the paper's scale
-           )->dict: # (fraction, variant) → runs
+def samples(scale: str | None = None,  # As in `core.scale`
+            seeds: int | None = None,  # As in `changes`
+            fractions: Sequence[float] | None = None  # Of the training images; default: `FRACTIONS`, fewer below the paper's scale
+           ) -> dict:  # (fraction, variant) → runs
     "Figure 7"
     if fractions is None: fractions = by_scale(FRACTIONS[1::2], FRACTIONS, FRACTIONS, scale)
     def part(r, f):
-        *first,(t,h) = r.path
-        if get_scale(scale)=='laptop':
-            n = round(320*f)
-            few = math.ceil(64/((n-10*max(1, round(.01*n)))//h.batch))   # epochs: 64 steps or more, whatever the fraction
-            t,h = t.replace(n_train=n),h.replace(epochs=few, decay=h.decay**(h.epochs/few))
-        else: t = t.replace(n_train=by_scale(round(160*f), None, f, scale))
+        *first, (t, h) = r.path
+        if get_scale(scale) == 'laptop':
+            n = round(320 * f)
+            few = math.ceil(64 / ((n - 10 * max(1, round(.01 * n))) // h.batch))   # epochs: 64 steps or more, whatever the fraction
+            t, h = t.replace(n_train=n), h.replace(epochs=few, decay=h.decay**(h.epochs / few))
+        else: t = t.replace(n_train=by_scale(round(160 * f), None, f, scale))
         return r.replace(path=(*first, (t, h)))
     for f in fractions: check_number('fractions', f, .1, 1)   # a batch or more, and an image of each class
     table = change_runs('ImageNet to FashionMNIST', scale)
-    *start,(t,h) = table['standard'].path
+    *start, (t, h) = table['standard'].path
     before = table['reset'].path[-1][1].before
     runs = dict(standard=table['standard'], reset=table['standard'].replace(path=(*start, (t, h.replace(before=before)))))
-    if get_scale(scale)=='paper': runs |= {"standard, Table 7's rate":table['standard, same rate'], "reset, Table 7's rate":table['reset']}
-    return _over_seeds({(f,k):part(r, f) for f in fractions for k,r in runs.items()}, seeds, scale)
+    if get_scale(scale) == 'paper': runs |= {"standard, Table 7's rate": table['standard, same rate'], "reset, Table 7's rate": table['reset']}
+    return _over_seeds({(f, k): part(r, f) for f in fractions for k, r in runs.items()}, seeds, scale)
 
 # %% ../nbs/59_transfer.ipynb #06448e4a
-INTERVENTIONS = ('none','dirac','shrink','FC','LLF','LW','fresh')
-LEVELS = (.005,.01,.015,.02,.03)    # weight decays of the first stage
-SHARP,FASHION = 'CIFAR-10: blurred to sharp (ResNet18)','CIFAR-10 to FashionMNIST'
+INTERVENTIONS = ('none', 'dirac', 'shrink', 'FC', 'LLF', 'LW', 'fresh')
+LEVELS = (.005, .01, .015, .02, .03)    # weight decays of the first stage
+SHARP, FASHION = 'CIFAR-10: blurred to sharp (ResNet18)', 'CIFAR-10 to FashionMNIST'
 
 def _seven(change, wd, scale):
     "A row of Table 6 after a first stage with another weight decay, with each of the interventions"
     two = change_runs(change, scale)
-    (t1,h1),(t,h) = two['standard'].path
-    hows = {k:two['reset'].path[1][1] if k=='dirac' else h.replace(before=None if k=='none' else Before(k)) for k in INTERVENTIONS}
-    return {k:two['standard'].replace(path=((t1, h1.replace(wd=wd)), (t, how))) for k,how in hows.items()}
+    (t1, h1), (t, h) = two['standard'].path
+    hows = {k: two['reset'].path[1][1] if k == 'dirac' else h.replace(before=None if k == 'none' else Before(k)) for k in INTERVENTIONS}
+    return {k: two['standard'].replace(path=((t1, h1.replace(wd=wd)), (t, how))) for k, how in hows.items()}
 
-def interventions(scale:str|None=None, # As in `core.scale`
-                  seeds:int|None=None, # As in `changes`
-                  levels:Sequence[float]|None=None # Weight decays of the first stage; default: `LEVELS`, and the paper's at its scale
-                 )->dict: # (change, intervention) → runs
+def interventions(scale: str | None = None,  # As in `core.scale`
+                  seeds: int | None = None,  # As in `changes`
+                  levels: Sequence[float] | None = None  # Weight decays of the first stage; default: `LEVELS`, and the paper's at its scale
+                 ) -> dict:  # (change, intervention) → runs
     "All interventions before the second task, after blurred images with more and more weight decay"
-    levels = levels or by_scale(LEVELS[-1:], LEVELS, (1e-4,5e-4,1e-3,5e-3), scale)
-    runs = {(f'blurred to sharp, {wd:g}',k):r for wd in levels for k,r in _seven(SHARP, wd, scale).items()}
-    if get_scale(scale)=='paper': runs |= {(FASHION,k):r for k,r in _seven(FASHION, 1e-3, scale).items()}
+    levels = levels or by_scale(LEVELS[-1:], LEVELS, (1e-4, 5e-4, 1e-3, 5e-3), scale)
+    runs = {(f'blurred to sharp, {wd:g}', k): r for wd in levels for k, r in _seven(SHARP, wd, scale).items()}
+    if get_scale(scale) == 'paper': runs |= {(FASHION, k): r for k, r in _seven(FASHION, 1e-3, scale).items()}
     return _over_seeds(runs, seeds, scale)
 
 # %% ../nbs/59_transfer.ipynb #9aa88e3f
-MORE = (.0125,.025)     # weight decays between those of `LEVELS`
+MORE = (.0125, .025)     # weight decays between those of `LEVELS`
 
-def longer(scale:str|None=None, # As in `core.scale`
-           seeds:int|None=None # As in `changes`
-          )->dict: # (model, weight decay) → runs
+def longer(scale: str | None = None,  # As in `core.scale`
+           seeds: int | None = None  # As in `changes`
+          ) -> dict:  # (model, weight decay) → runs
     "Blurred → sharp with first stages that are long enough for filters to freeze, over weight decay; the paper's own stages are"
-    if get_scale(scale)=='paper': return {}
+    if get_scale(scale) == 'paper': return {}
     levels = sorted({*LEVELS, *by_scale((), MORE, MORE, scale)})
-    return _over_seeds({('resnet18',f'{wd:g}'):_seven(SHARP, wd, scale)['none'] for wd in by_scale(levels[-2:], levels, levels, scale)}, seeds, scale)
+    return _over_seeds({('resnet18', f'{wd:g}'): _seven(SHARP, wd, scale)['none'] for wd in by_scale(levels[-2:], levels, levels, scale)}, seeds, scale)
 
 # %% ../nbs/59_transfer.ipynb #d0f6f0f9
 LISTS = dict(decays=decays, rates=rates, longer=longer, warm=warm, changes=changes, interventions=interventions, samples=samples)
 
-def study(scale:str|None=None, # As in `core.scale`
-          seeds:int|None=None # As in `changes`
-         )->dict: # Name of the list → {key → runs}
+def study(scale: str | None = None,  # As in `core.scale`
+          seeds: int | None = None  # As in `changes`
+         ) -> dict:  # Name of the list → {key → runs}
     "All lists"
-    return {k:f(scale, seeds) for k,f in LISTS.items()}
+    return {k: f(scale, seeds) for k, f in LISTS.items()}
 
-def all_runs(lists:dict # From `study`
-            )->list[PathRun]: # Each once
+def all_runs(lists: dict  # From `study`
+            ) -> list[PathRun]:  # Each once
     "The runs of all lists"
     return list(dict.fromkeys(r for rs in lists.values() for o in rs.values() for r in o))
 
 # %% ../nbs/59_transfer.ipynb #8cf0b39f
 FIGURES = dict(decays='Figure 5', rates='Figure 5', longer='Figure 6', warm='Figure 6', samples='Figure 7')   # Figure 6 has the runs of Figure 5 and warm starts
 
-def figure_table(scale:str|None=None # As in `core.scale`
-                )->pd.DataFrame: # One row per setting
+def figure_table(scale: str | None = None  # As in `core.scale`
+                ) -> pd.DataFrame:  # One row per setting
     "Figures 5 to 7 as recipes"
-    rows,said = [],lambda h: f'{h.lr:g}, {h.decay:.3g}, {h.wd:.3g}' + (f', {h.before.name}' if h.before else '')
-    for name,figure in FIGURES.items():
-        for key,(r,*more) in LISTS[name](scale).items():
-            rows.append(dict(figure=figure, list=name, setting=', '.join(map(str, key)), model=r.model, images=' → '.join(t.dataset for t,_ in r.path),
-                             learns=' → '.join(said(h) for _,h in r.path), seeds=1+len(more), recipe=r.hash[:8]))
+    rows, said = [], lambda h: f'{h.lr:g}, {h.decay:.3g}, {h.wd:.3g}' + (f', {h.before.name}' if h.before else '')
+    for name, figure in FIGURES.items():
+        for key, (r, *more) in LISTS[name](scale).items():
+            rows.append(dict(figure=figure, list=name, setting=', '.join(map(str, key)), model=r.model, images=' → '.join(t.dataset for t, _ in r.path),
+                             learns=' → '.join(said(h) for _, h in r.path), seeds=1 + len(more), recipe=r.hash[:8]))
     return pd.DataFrame(rows)
 
 # %% ../nbs/59_transfer.ipynb #8381ae8e
-def label(df:pd.DataFrame, # Results, one row per stage
-          runs:dict, # One of the lists of `study`
-          names:Sequence[str]=('setting','variant') # What the two parts of a key are called
-         )->pd.DataFrame: # One row per run that has results
+def label(df: pd.DataFrame,  # Results, one row per stage
+          runs: dict,  # One of the lists of `study`
+          names: Sequence[str] = ('setting', 'variant')  # What the two parts of a key are called
+         ) -> pd.DataFrame:  # One row per run that has results
     "The last stage of every run, with the names of its list"
     rows = []
-    by = {k:g.sort_values('stage') for k,g in df.groupby('recipe')}
-    for key,rs in runs.items():
+    by = {k: g.sort_values('stage') for k, g in df.groupby('recipe')}
+    for key, rs in runs.items():
         for r in rs:
             if r.hash not in by: continue
             g = by[r.hash]
             last = g.iloc[-1].to_dict() | dict(zip(names, key)) | dict(total_steps=int(g.steps.sum()), stages=len(g), seed=r.seed, model=r.model)
-            rows.append(last | ({} if len(g)<2 else dict(first_frozen=g.frozen.iloc[0], first_near=g.near.iloc[0], first_fisher=g.fisher.iloc[0], first_train_acc=g.train_acc.iloc[0])))
+            rows.append(last | ({} if len(g) < 2 else dict(first_frozen=g.frozen.iloc[0], first_near=g.near.iloc[0], first_fisher=g.fisher.iloc[0], first_train_acc=g.train_acc.iloc[0])))
     if not rows: raise ReinitError('none of these runs has results')
     return pd.DataFrame(rows)
 
 # %% ../nbs/59_transfer.ipynb #214ec4d5
-def gaps(df:pd.DataFrame, # From `label`
-         a:str, # Variant: this …
-         b:str, # … minus this
-         value:str='test_acc', # Measurement
-         on:str='setting', # What tells the comparisons apart
-         col:str='variant' # What is compared
-        )->pd.DataFrame: # One row per setting and seed: gain
+def gaps(df: pd.DataFrame,  # From `label`
+         a: str,  # Variant: this …
+         b: str,  # … minus this
+         value: str = 'test_acc',  # Measurement
+         on: str = 'setting',  # What tells the comparisons apart
+         col: str = 'variant'  # What is compared
+        ) -> pd.DataFrame:  # One row per setting and seed: gain
     "Differences between two variants that share everything else"
-    x,y = (df[df[col]==k].set_index([on,'seed'])[value] for k in (a,b))
+    x, y = (df[df[col] == k].set_index([on, 'seed'])[value] for k in (a, b))
     both = x.index.intersection(y.index)
-    return (x.loc[both]-y.loc[both]).rename('gain').reset_index()
+    return (x.loc[both] - y.loc[both]).rename('gain').reset_index()
 
 # %% ../nbs/59_transfer.ipynb #60ac728c
-def settings_table(df:pd.DataFrame, # From `label` of `decays` or `rates`
-                   values:Sequence[str]=('test_acc','test_loss','train_acc','first_frozen','frozen','near','fisher') # What is averaged
-                  )->pd.DataFrame: # Means over seeds, in the order of the list
+def settings_table(df: pd.DataFrame,  # From `label` of `decays` or `rates`
+                   values: Sequence[str] = ('test_acc', 'test_loss', 'train_acc', 'first_frozen', 'frozen', 'near', 'fisher')  # What is averaged
+                  ) -> pd.DataFrame:  # Means over seeds, in the order of the list
     "What each weight decay, or learning rate, has led to"
-    return df.groupby(['setting','variant'], sort=False)[list(values)].mean()
+    return df.groupby(['setting', 'variant'], sort=False)[list(values)].mean()
 
-def plot_settings(df:pd.DataFrame, # From `label` of `decays` or `rates`
-                  value:str='test_acc', # What is shown
-                  xlabel:str='weight decay', # Of the axis
-                  axs=None # Where to draw, one for each network
-                 ): # Axes
+def plot_settings(df: pd.DataFrame,  # From `label` of `decays` or `rates`
+                  value: str = 'test_acc',  # What is shown
+                  xlabel: str = 'weight decay',  # Of the axis
+                  axs=None  # Where to draw, one for each network
+                 ):  # Axes
     "A dot for each seed and a line at the mean, as the boxes of Figure 5"
     from matplotlib import pyplot as plt
     models = list(dict.fromkeys(df.setting))
-    axs = plt.subplots(1, len(models), figsize=(3.6*len(models),2.8), layout='constrained', squeeze=False)[1][0] if axs is None else axs
-    for ax,m in zip(axs, models):
-        d = df[df.setting==m]
-        for i,(k,g) in enumerate(d.groupby('variant', sort=False)):
+    axs = plt.subplots(1, len(models), figsize=(3.6 * len(models), 2.8), layout='constrained', squeeze=False)[1][0] if axs is None else axs
+    for ax, m in zip(axs, models):
+        d = df[df.setting == m]
+        for i, (k, g) in enumerate(d.groupby('variant', sort=False)):
             c = 'C3' if '→' in str(k) else 'C0'
-            ax.plot([i]*len(g), g[value], 'o', c=c, alpha=.6); ax.hlines(g[value].mean(), i-.3, i+.3, color=c)
+            ax.plot([i] * len(g), g[value], 'o', c=c, alpha=.6)
+            ax.hlines(g[value].mean(), i - .3, i + .3, color=c)
         ax.set(title=m, xlabel=xlabel, ylabel=value.replace('_', ' '), xticks=range(d.variant.nunique()))
         ax.set_xticklabels(list(dict.fromkeys(d.variant)), rotation=45, ha='right')
     return axs
 
 # %% ../nbs/59_transfer.ipynb #8d5a1fa8
-def tradeoff(tables:dict # Name → from `label`
-            )->pd.DataFrame: # One row per run: source, setting, variant, test_loss, first_frozen, fisher, …
+def tradeoff(tables: dict  # Name → from `label`
+            ) -> pd.DataFrame:  # One row per run: source, setting, variant, test_loss, first_frozen, fisher, …
     "The runs of Figure 6"
-    parts = [tables[k].assign(source=k) for k in ('decays','rates','warm','longer') if k in tables]
+    parts = [tables[k].assign(source=k) for k in ('decays', 'rates', 'warm', 'longer') if k in tables]
     df = pd.concat(parts, ignore_index=True)
-    df = df[(df.model=='resnet18') & ~((df.source=='warm') & (df.setting!='warm'))]
+    df = df[(df.model == 'resnet18') & ~((df.source == 'warm') & (df.setting != 'warm'))]
     return df.drop_duplicates('recipe').reset_index(drop=True)   # one setting is in two lists
 
-def plot_tradeoff(df:pd.DataFrame, # From `tradeoff`
-                  xs:Sequence[str]=('first_frozen','near','fisher'), # What test loss is shown against
-                  axs=None # Where to draw
-                 ): # Axes
+def plot_tradeoff(df: pd.DataFrame,  # From `tradeoff`
+                  xs: Sequence[str] = ('first_frozen', 'near', 'fisher'),  # What test loss is shown against
+                  axs=None  # Where to draw
+                 ):  # Axes
     "A dot for each run"
     from matplotlib import pyplot as plt
     names = dict(first_frozen='frozen filters after the first task', frozen='frozen filters at the end', near='nearly frozen filters at the end', fisher='Fisher score')
-    axs = plt.subplots(1, len(xs), figsize=(3.2*len(xs),2.6), layout='constrained', sharey=True)[1] if axs is None else axs
-    for ax,x in zip(axs, xs):
-        for (k,g),m in zip(df.groupby('source', sort=False), 'os^D'): ax.plot(g[x], g.test_loss, m, ms=5, label=k, alpha=.7)
+    axs = plt.subplots(1, len(xs), figsize=(3.2 * len(xs), 2.6), layout='constrained', sharey=True)[1] if axs is None else axs
+    for ax, x in zip(axs, xs):
+        for (k, g), m in zip(df.groupby('source', sort=False), 'os^D'): ax.plot(g[x], g.test_loss, m, ms=5, label=k, alpha=.7)
         ax.set(xlabel=names.get(x, x))
-    axs[0].set_ylabel('test loss'); axs[-1].legend(frameon=False, fontsize='small')
+    axs[0].set_ylabel('test loss')
+    axs[-1].legend(frameon=False, fontsize='small')
     return axs
 
 # %% ../nbs/59_transfer.ipynb #e55efa3a
-def probe_start(run:PathRun # The features are those that its last stage would begin with, if no other came before
-               )->float: # Test accuracy
+def probe_start(run: PathRun  # The features are those that its last stage would begin with, if no other came before
+               ) -> float:  # Test accuracy
     "A logistic regression on the features of the network with which a path begins"
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -385,117 +390,126 @@ def probe_start(run:PathRun # The features are those that its last stage would b
     run = run.replace(path=((run.path[-1][0], run.path[-1][1].replace(before=None)),))
     learn = sequence.stage_learner(run, 0)[0]
     train = first_images(learn, len(learn.dls.train.dataset))
-    (h,y),(a,b) = (sequence.penultimate(learn.model, dl) for dl in ([train], learn.dls.loaders[2]))
+    (h, y), (a, b) = (sequence.penultimate(learn.model, dl) for dl in ([train], learn.dls.loaders[2]))
     return float(make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(h, y).score(a, b))
 
 # %% ../nbs/59_transfer.ipynb #6a43231a
-def _pm(v): # Mean and interval, of differences in points
-    o = interval(100*np.asarray(v, dtype=float))
-    return f'{o["mean"]:+.1f}' + ('' if o['n']<2 else f' [{o["lo"]:+.1f}, {o["hi"]:+.1f}]')
+def _pm(v):  # Mean and interval, of differences in points
+    o = interval(100 * np.asarray(v, dtype=float))
+    return f'{o["mean"]:+.1f}' + ('' if o['n'] < 2 else f' [{o["lo"]:+.1f}, {o["hi"]:+.1f}]')
 
-def variant_table(df:pd.DataFrame, # From `label` of `changes`, `interventions` or `samples`
-                  base:str='standard' # What others are compared with
-                 )->pd.DataFrame: # One row per setting and variant
+def variant_table(df: pd.DataFrame,  # From `label` of `changes`, `interventions` or `samples`
+                  base: str = 'standard'  # What others are compared with
+                 ) -> pd.DataFrame:  # One row per setting and variant
     "Accuracy in percent, the difference to `base` in points with its interval over seeds, and frozen filters before and after"
     rows = []
-    for (s,v),g in df.groupby(['setting','variant'], sort=False):
-        d = gaps(df[df.setting==s], v, base).gain
-        rows.append(dict(setting=s, variant=v, n=len(g), accuracy=100*g.test_acc.mean(), difference='' if v==base else _pm(d) if len(d) else '', loss=g.test_loss.mean(),
+    for (s, v), g in df.groupby(['setting', 'variant'], sort=False):
+        d = gaps(df[df.setting == s], v, base).gain
+        rows.append(dict(setting=s, variant=v, n=len(g), accuracy=100 * g.test_acc.mean(), difference='' if v == base else _pm(d) if len(d) else '', loss=g.test_loss.mean(),
                          frozen_before=g.frozen_before.mean(), frozen_after=g.frozen_after.mean(), frozen_end=g.frozen.mean(), near_before=g.near_before.mean(), near_end=g.near.mean()))
     return pd.DataFrame(rows)
 
 # %% ../nbs/59_transfer.ipynb #2ca95935
-def plot_gains(df:pd.DataFrame, # From `label`
-               base:str='standard', # What others are compared with
-               ax=None # Where to draw
-              ): # Axes
+def plot_gains(df: pd.DataFrame,  # From `label`
+               base: str = 'standard',  # What others are compared with
+               ax=None  # Where to draw
+              ):  # Axes
     "Difference to `base` in points for each setting, a dot for each seed"
     from matplotlib import pyplot as plt
-    settings,variants = list(dict.fromkeys(df.setting)),[v for v in dict.fromkeys(df.variant) if v!=base]
-    ax = ax or plt.subplots(figsize=(6.5,.6+.16*len(settings)*(1+len(variants))), layout='constrained')[1]
-    at = {s:i*(len(variants)+1) for i,s in enumerate(settings)}
-    for j,v in enumerate(variants):
+    settings, variants = list(dict.fromkeys(df.setting)), [v for v in dict.fromkeys(df.variant) if v != base]
+    ax = ax or plt.subplots(figsize=(6.5, .6 + .16 * len(settings) * (1 + len(variants))), layout='constrained')[1]
+    at = {s: i * (len(variants) + 1) for i, s in enumerate(settings)}
+    for j, v in enumerate(variants):
         g = gaps(df, v, base)
-        y = g.setting.map(at)+j
-        ax.plot(100*g.gain, y, 'o', c=f'C{j}', ms=4, alpha=.7, label=v)
+        y = g.setting.map(at) + j
+        ax.plot(100 * g.gain, y, 'o', c=f'C{j}', ms=4, alpha=.7, label=v)
         m = g.groupby('setting').gain.mean()
-        ax.plot(100*m, [at[s]+j for s in m.index], '|', c=f'C{j}', ms=11, mew=2)
+        ax.plot(100 * m, [at[s] + j for s in m.index], '|', c=f'C{j}', ms=11, mew=2)
     ax.axvline(0, c='k', lw=.6)
-    ax.set(yticks=[at[s]+(len(variants)-1)/2 for s in settings], yticklabels=settings, xlabel=f'test accuracy, points over {base}')
-    ax.invert_yaxis(); ax.legend(frameon=False, fontsize='small', bbox_to_anchor=(1,1))
+    ax.set(yticks=[at[s] + (len(variants) - 1) / 2 for s in settings], yticklabels=settings, xlabel=f'test accuracy, points over {base}')
+    ax.invert_yaxis()
+    ax.legend(frameon=False, fontsize='small', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../nbs/59_transfer.ipynb #c6f740a5
-def plot_samples(df:pd.DataFrame, # From `label` of `samples`
-                 ax=None # Where to draw
-                ): # Axes
+def plot_samples(df: pd.DataFrame,  # From `label` of `samples`
+                 ax=None  # Where to draw
+                ):  # Axes
     "Test accuracy against the share of the training images, mean and every seed"
     from matplotlib import pyplot as plt
-    ax = ax or plt.subplots(figsize=(4.6,2.8), layout='constrained')[1]
-    for j,(v,g) in enumerate(df.groupby('variant', sort=False)):
+    ax = ax or plt.subplots(figsize=(4.6, 2.8), layout='constrained')[1]
+    for j, (v, g) in enumerate(df.groupby('variant', sort=False)):
         m = g.groupby('setting').test_acc.mean()
-        ax.plot(m.index, 100*m, '-', c=f'C{j}', label=v); ax.plot(g.setting, 100*g.test_acc, 'o', c=f'C{j}', ms=3, alpha=.6)
+        ax.plot(m.index, 100 * m, '-', c=f'C{j}', label=v)
+        ax.plot(g.setting, 100 * g.test_acc, 'o', c=f'C{j}', ms=3, alpha=.6)
     ax.set(xscale='log', xlabel='fraction of the training images', ylabel='test accuracy, %', xticks=sorted(df.setting.unique()))
-    ax.set_xticklabels([f'{o:g}' for o in sorted(df.setting.unique())]); ax.minorticks_off(); ax.legend(frameon=False, fontsize='small')
+    ax.set_xticklabels([f'{o:g}' for o in sorted(df.setting.unique())])
+    ax.minorticks_off()
+    ax.legend(frameon=False, fontsize='small')
     return ax
 
 # %% ../nbs/59_transfer.ipynb #bb1fcd5c
 def _rank_test(x, y):
     "Spearman's correlation, and its p over all orders: settings are few"
-    from scipy.stats import permutation_test,spearmanr
-    if len(x)<4 or np.ptp(x)==0 or np.ptp(y)==0: return math.nan,math.nan
-    o = permutation_test((np.asarray(x),), lambda v: spearmanr(v, y)[0], permutation_type='pairings', n_resamples=math.inf if len(x)<8 else 9999)
-    return float(o.statistic),float(o.pvalue)
+    from scipy.stats import permutation_test, spearmanr
+    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0: return math.nan, math.nan
+    o = permutation_test((np.asarray(x),), lambda v: spearmanr(v, y)[0], permutation_type='pairings', n_resamples=math.inf if len(x) < 8 else 9999)
+    return float(o.statistic), float(o.pvalue)
 
-def predicts(df:pd.DataFrame, # From `label` of `interventions`, settings of one task change
-             base:str='none', # What others are compared with
-             count:str='frozen_before' # What should predict the gain
-            )->pd.DataFrame: # One row per intervention: settings, correlation, p, seeds (a correlation each)
+def predicts(df: pd.DataFrame,  # From `label` of `interventions`, settings of one task change
+             base: str = 'none',  # What others are compared with
+             count: str = 'frozen_before'  # What should predict the gain
+            ) -> pd.DataFrame:  # One row per intervention: settings, correlation, p, seeds (a correlation each)
     "Rank correlation, over settings, of the mean gain with the mean count of frozen filters"
-    x,rows = df[df.variant==base].pivot(index='setting', columns='seed', values=count),[]
-    for v in dict.fromkeys(df.variant[df.variant!=base]):
+    x, rows = df[df.variant == base].pivot(index='setting', columns='seed', values=count), []
+    for v in dict.fromkeys(df.variant[df.variant != base]):
         g = gaps(df, v, base).pivot(index='setting', columns='seed', values='gain').loc[x.index]
-        r,p = _rank_test(x.mean(axis=1), g.mean(axis=1))
+        r, p = _rank_test(x.mean(axis=1), g.mean(axis=1))
         rows.append(dict(intervention=v, settings=len(g), correlation=r, p=p, seeds=', '.join(f'{_rank_test(x[s], g[s])[0]:+.2f}' for s in g)))
     return pd.DataFrame(rows)
 
 # %% ../nbs/59_transfer.ipynb #dd129d3f
-def plot_predicts(df:pd.DataFrame, # From `label` of `interventions`
-                  base:str='none', # What others are compared with
-                  count:str='frozen_before' # What is on the horizontal axis
-                 ): # Axes
+def plot_predicts(df: pd.DataFrame,  # From `label` of `interventions`
+                  base: str = 'none',  # What others are compared with
+                  count: str = 'frozen_before'  # What is on the horizontal axis
+                 ):  # Axes
     "Gain of each intervention against a count of frozen filters: a dot for each seed, a line through the means"
     from matplotlib import pyplot as plt
-    names = [v for v in dict.fromkeys(df.variant) if v!=base]
-    axs = plt.subplots(1, len(names), figsize=(1.7*len(names),2.2), layout='constrained', sharey=True, squeeze=False)[1][0]
-    x = df[df.variant==base].set_index(['setting','seed'])[count]
-    for ax,v in zip(axs, names):
-        g = gaps(df, v, base).set_index(['setting','seed']).gain
-        d = pd.DataFrame(dict(x=x.loc[g.index], y=100*g))
+    names = [v for v in dict.fromkeys(df.variant) if v != base]
+    axs = plt.subplots(1, len(names), figsize=(1.7 * len(names), 2.2), layout='constrained', sharey=True, squeeze=False)[1][0]
+    x = df[df.variant == base].set_index(['setting', 'seed'])[count]
+    for ax, v in zip(axs, names):
+        g = gaps(df, v, base).set_index(['setting', 'seed']).gain
+        d = pd.DataFrame(dict(x=x.loc[g.index], y=100 * g))
         m = d.groupby('setting').mean().sort_values('x')
-        ax.axhline(0, c='k', lw=.6); ax.plot(d.x, d.y, 'o', ms=3, alpha=.6); ax.plot(m.x, m.y, '-', c='C1'); ax.set_title(v, fontsize='medium')
-    axs[0].set_ylabel('points over '+base); axs[len(axs)//2].set_xlabel('frozen filters before the second task')
+        ax.axhline(0, c='k', lw=.6)
+        ax.plot(d.x, d.y, 'o', ms=3, alpha=.6)
+        ax.plot(m.x, m.y, '-', c='C1')
+        ax.set_title(v, fontsize='medium')
+    axs[0].set_ylabel('points over ' + base)
+    axs[len(axs) // 2].set_xlabel('frozen filters before the second task')
     return axs
 
 # %% ../nbs/59_transfer.ipynb #34b925fe
-def cost(runs:Sequence[PathRun], # Recipes
-         tflops:float=60. # Floating-point operations that the machine really does in a second, × 10¹²
-        )->pd.DataFrame: # One row per network: stages, steps, operations, hours
+def cost(runs: Sequence[PathRun],  # Recipes
+         tflops: float = 60.  # Floating-point operations that the machine really does in a second, × 10¹²
+        ) -> pd.DataFrame:  # One row per network: stages, steps, operations, hours
     "How long `runs` will take at most: all epochs, first stages once"
     import torch
-    from reinit_nb.models import model,multiply_adds
     from torchvision.models import resnet50
+
+    from reinit_nb.models import model, multiply_adds
     check_number('tflops', tflops, 0, lo_open=True)
-    facts,macs,rows,seen = catalogue(),{},[],set()
+    facts, macs, rows, seen = catalogue(), {}, [], set()
     for r in runs:
-        for i,(t,h) in enumerate(r.path):
-            if (k := r.upto(i+1).hash) in seen: continue
+        for i, (t, h) in enumerate(r.path):
+            if (k := r.upto(i + 1).hash) in seen: continue
             seen.add(k)
             f = facts.loc[t.dataset]
-            px,n = t.size or int(f.pixels),f.train if t.n_train is None else f.train*t.n_train if isinstance(t.n_train, float) else t.n_train
-            if (key := (r.model,r.width,r.norm,r.pretrained,px)) not in macs:
+            px, n = t.size or int(f.pixels), f.train if t.n_train is None else f.train * t.n_train if isinstance(t.n_train, float) else t.n_train
+            if (key := (r.model, r.width, r.norm, r.pretrained, px)) not in macs:
                 with torch.device('meta'): macs[key] = multiply_adds(resnet50() if r.pretrained else model(r.model, size=px, width=r.width, norm=r.norm), px)
-            steps = h.epochs*(int(.9*n)//h.batch)
-            rows.append(dict(model=r.model, steps=steps, ops=6.*macs[key]*steps*h.batch))
-    t = pd.DataFrame(rows).groupby('model', sort=False).agg(stages=('steps','size'), steps=('steps','mean'), ops=('ops','sum'))
-    return t.assign(hours=t.ops/tflops/1e12/3600)
+            steps = h.epochs * (int(.9 * n) // h.batch)
+            rows.append(dict(model=r.model, steps=steps, ops=6. * macs[key] * steps * h.batch))
+    t = pd.DataFrame(rows).groupby('model', sort=False).agg(stages=('steps', 'size'), steps=('steps', 'mean'), ops=('ops', 'sum'))
+    return t.assign(hours=t.ops / tflops / 1e12 / 3600)

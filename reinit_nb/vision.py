@@ -9,23 +9,31 @@ __all__ = ['LARGE', 'HUGE', 'IMAGENET_STATS', 'catalogue', 'cache_dir', 'ImageDa
            'as_images', 'stats', 'dls']
 
 # %% ../nbs/11_vision.ipynb #a477be7a
-import hashlib,math,os,random,shutil,zipfile,zlib
+import hashlib
+import math
+import os
+import random
+import shutil
+import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor
+
 from .core import Recipe, ReinitError, Streams, check_choice, check_number, default_device, unknown
 
 # %% ../nbs/11_vision.ipynb #c4fb7bab
-_COLUMNS = ('classes','train','test','pixels','channels','licence','torchvision','by hand')
+_COLUMNS = ('classes', 'train', 'test', 'pixels', 'channels', 'licence', 'torchvision', 'by hand')
 _SETS = dict(   # pixels 0: images differ in size
     digits=(10, 1437, 360, 8, 1, 'CC BY 4.0', '', 'comes with scikit-learn; the last 360 are the test set'),
     mnist=(10, 60_000, 10_000, 28, 1, 'CC BY-SA 3.0', 'MNIST', ''),
@@ -48,7 +56,7 @@ _SETS = dict(   # pixels 0: images differ in size
     imagenet=(1000, 1_281_167, 50_000, 0, 3, 'non-commercial', 'ImageNet', 'ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz of image-net.org'))
 
 # %% ../nbs/11_vision.ipynb #efaf8659
-def catalogue()->pd.DataFrame: # One row per dataset
+def catalogue() -> pd.DataFrame:  # One row per dataset
     "Every dataset known by name: classes, images, licence, and how it is obtained"
     df = pd.DataFrame.from_dict(_SETS, orient='index', columns=_COLUMNS)
     df['found'] = [source(name) or '' for name in df.index]
@@ -59,24 +67,25 @@ def _root():
     "`REINIT_DATA`, or `None`"
     return Path(os.environ['REINIT_DATA']).expanduser() if os.environ.get('REINIT_DATA') else None
 
-def cache_dir()->Path: # `REINIT_CACHE`, else `~/.cache/reinit_nb`
+def cache_dir() -> Path:  # `REINIT_CACHE`, else `~/.cache/reinit_nb`
     "The folder for downloads and decoded images, made if needed"
     path = Path(os.environ.get('REINIT_CACHE') or '~/.cache/reinit_nb').expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path/f'.probe-{os.getpid()}'
-        probe.touch(); probe.unlink()
+        probe = path / f'.probe-{os.getpid()}'
+        probe.touch()
+        probe.unlink()
     except OSError as e: raise ReinitError(f'the cache {path} cannot be written ({e.strerror}): set REINIT_CACHE to another folder') from e
     return path
 
 # %% ../nbs/11_vision.ipynb #ddb43013
 class ImageData(NamedTuple):
     "Images as they were found: uint8, N×H×W (grey) or N×H×W×3"
-    x_train:np.ndarray
-    y_train:np.ndarray # int64, as `y_test`
-    x_test:np.ndarray
-    y_test:np.ndarray
-    classes:tuple # Names
+    x_train: np.ndarray
+    y_train: np.ndarray  # int64, as `y_test`
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: tuple  # Names
 
     def __repr__(self):
         return f'ImageData({len(self.x_train):,} + {len(self.x_test):,} images of {"×".join(map(str, self.x_train.shape[1:]))}, {len(self.classes)} classes)'
@@ -84,14 +93,14 @@ class ImageData(NamedTuple):
 # %% ../nbs/11_vision.ipynb #0492335b
 def _checked(name, x_train, y_train, x_test, y_test, classes):
     "The five as `ImageData`, or an error that says what is wrong with them"
-    for part,x,y in (('train',x_train,y_train), ('test',x_test,y_test)):
-        if x.dtype!=np.uint8: raise ReinitError(f'{name}: x_{part} is {x.dtype}, and should be uint8, 0 to 255')
-        if x.ndim not in (3,4) or (x.ndim==4 and x.shape[3]!=3):
+    for part, x, y in (('train', x_train, y_train), ('test', x_test, y_test)):
+        if x.dtype != np.uint8: raise ReinitError(f'{name}: x_{part} is {x.dtype}, and should be uint8, 0 to 255')
+        if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] != 3):
             raise ReinitError(f'{name}: x_{part} has shape {x.shape}, and should be N×H×W or N×H×W×3')
-        if y.shape!=x.shape[:1]: raise ReinitError(f'{name}: x_{part} has {len(x)} images, y_{part} has shape {y.shape}')
-        bad = [int(o) for o in np.unique(y) if not 0<=o<len(classes)]
+        if y.shape != x.shape[:1]: raise ReinitError(f'{name}: x_{part} has {len(x)} images, y_{part} has shape {y.shape}')
+        bad = [int(o) for o in np.unique(y) if not 0 <= o < len(classes)]
         if bad: raise ReinitError(f'{name}: y_{part} has labels {bad[:5]}, outside of its {len(classes)} classes (0 to {len(classes)-1})')
-    if x_train.ndim!=x_test.ndim: raise ReinitError(f'{name}: of x_train and x_test one is grey and the other is not')
+    if x_train.ndim != x_test.ndim: raise ReinitError(f'{name}: of x_train and x_test one is grey and the other is not')
     return ImageData(x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), tuple(map(str, classes)))
 
 # %% ../nbs/11_vision.ipynb #428b74d8
@@ -101,12 +110,12 @@ def _member(path, key):
     "One array of an npz file, in memory or, if large, mapped from the cache"
     with zipfile.ZipFile(path) as z:
         info = z.getinfo(f'{key}.npy')
-        if info.file_size<=LARGE:
+        if info.file_size <= LARGE:
             with z.open(info) as f: return np.lib.format.read_array(f, allow_pickle=False)
-        new = cache_dir()/f'{path.stem}-{key}-{info.CRC:08x}.npy'
+        new = cache_dir() / f'{path.stem}-{key}-{info.CRC:08x}.npy'
         if not new.exists():
             tmp = new.with_suffix(f'.{os.getpid()}.tmp')
-            with z.open(info) as f,open(tmp, 'wb') as g: shutil.copyfileobj(f, g, 2**20)
+            with z.open(info) as f, open(tmp, 'wb') as g: shutil.copyfileobj(f, g, 2**20)
             os.replace(tmp, new)
         return np.load(new, mmap_mode='r')
 
@@ -125,23 +134,23 @@ HUGE = 2**35   # bytes; larger sets are read batch by batch
 class Streamed:
     "Looks like an N×H×W(×3) array of uint8 and decodes what it is asked for, in threads"
     dtype = np.dtype(np.uint8)
-    def __init__(self, get, n, shape): self.get,self.shape = get,(n,*shape)
+    def __init__(self, get, n, shape): self.get, self.shape = get, (n, *shape)
     ndim = property(lambda self: len(self.shape))
     def __len__(self): return self.shape[0]
     def __getitem__(self, i):
-        if np.ndim(i)==0 and not isinstance(i, slice): return np.asarray(self.get(int(i)))
+        if np.ndim(i) == 0 and not isinstance(i, slice): return np.asarray(self.get(int(i)))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             ims = list(pool.map(self.get, np.arange(len(self))[i].tolist()))
-        return np.stack([np.asarray(o) for o in ims]) if ims else np.empty((0,*self.shape[1:]), np.uint8)
+        return np.stack([np.asarray(o) for o in ims]) if ims else np.empty((0, *self.shape[1:]), np.uint8)
 
 # %% ../nbs/11_vision.ipynb #57ba4adb
 def _stack(get, n, shape, key):
     "The images `get(0)`, …, `get(n-1)` as one array: in memory, if large in the cache, if huge `Streamed`"
-    if n*math.prod(shape)>HUGE: return Streamed(get, n, shape)
-    path = cache_dir()/f'{key}.npy' if n*math.prod(shape)>LARGE else None
+    if n * math.prod(shape) > HUGE: return Streamed(get, n, shape)
+    path = cache_dir() / f'{key}.npy' if n * math.prod(shape) > LARGE else None
     if path and path.exists(): return np.load(path, mmap_mode='r')
     tmp = path and path.with_suffix(f'.{os.getpid()}.tmp')
-    x = np.lib.format.open_memmap(tmp, 'w+', np.uint8, (n,*shape)) if path else np.empty((n,*shape), np.uint8)
+    x = np.lib.format.open_memmap(tmp, 'w+', np.uint8, (n, *shape)) if path else np.empty((n, *shape), np.uint8)
     def put(i): x[i] = get(i)
     try:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool: list(pool.map(put, range(n)))
@@ -152,7 +161,7 @@ def _stack(get, n, shape, key):
     return x
 
 # %% ../nbs/11_vision.ipynb #5fa0d873
-_SUFFIXES = ('.png','.jpg','.jpeg','.bmp','.gif','.webp','.tif','.tiff','.ppm','.pgm')
+_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.tif', '.tiff', '.ppm', '.pgm')
 
 def _open(path, mode=None, hw=None):
     "An image file as a PIL image; decoded, and brought to `mode` and `hw`, if these are given"
@@ -166,63 +175,63 @@ def _open(path, mode=None, hw=None):
 def _fit(im, mode, hw=None):
     "A PIL image in `mode`, of height and width `hw`"
     from PIL import Image
-    im = im if im.mode==mode else im.convert(mode)
-    return im if hw is None or im.size==(hw[1],hw[0]) else im.resize((hw[1],hw[0]), Image.BILINEAR)
+    im = im if im.mode == mode else im.convert(mode)
+    return im if hw is None or im.size == (hw[1], hw[0]) else im.resize((hw[1], hw[0]), Image.BILINEAR)
 
 # %% ../nbs/11_vision.ipynb #aac6c3dc
 def _header(path):
     "Size (height, width) and whether grey, of an image file"
-    with _open(path) as im: return im.size[::-1],im.mode in ('1','L','I;16')
+    with _open(path) as im: return im.size[::-1], im.mode in ('1', 'L', 'I;16')
 
 def _files(folder, classes):
     "Image files below `folder`/<class>, and their labels"
-    fs = [(f,i) for i,c in enumerate(classes) for f in sorted((folder/c).glob('*')) if f.suffix.lower() in _SUFFIXES]
-    return [f for f,_ in fs],np.array([i for _,i in fs], dtype=np.int64)
+    fs = [(f, i) for i, c in enumerate(classes) for f in sorted((folder / c).glob('*')) if f.suffix.lower() in _SUFFIXES]
+    return [f for f, _ in fs], np.array([i for _, i in fs], dtype=np.int64)
 
 def _shape(name, headers, size):
     "What all images are brought to: height, width, and 3 unless all are grey"
-    sizes = {hw for hw,_ in headers}
-    if len(sizes)>1 and size is None: raise ReinitError(f'{name}: the images have {len(sizes)} different sizes: say which `size` to bring them to')
-    hw = sizes.pop() if len(sizes)==1 else (size,size)
-    return hw if all(grey for _,grey in headers) else (*hw,3)
+    sizes = {hw for hw, _ in headers}
+    if len(sizes) > 1 and size is None: raise ReinitError(f'{name}: the images have {len(sizes)} different sizes: say which `size` to bring them to')
+    hw = sizes.pop() if len(sizes) == 1 else (size, size)
+    return hw if all(grey for _, grey in headers) else (*hw, 3)
 
 # %% ../nbs/11_vision.ipynb #d53201be
 def _open_nth(fs, mode, hw, i): return _open(fs[i], mode, hw)   # can be pickled, as a lambda cannot
 
 def _from_folder(name, path, size=None, download=False):
-    for part in ('train','test'):
-        if not (path/part).is_dir(): raise ReinitError(f'{path} has no folder {part!r}: it needs train/<class>/* and test/<class>/*')
-    classes = sorted(d.name for d in (path/'train').iterdir() if d.is_dir())
-    extra = sorted({d.name for d in (path/'test').iterdir() if d.is_dir()}-set(classes))
+    for part in ('train', 'test'):
+        if not (path / part).is_dir(): raise ReinitError(f'{path} has no folder {part!r}: it needs train/<class>/* and test/<class>/*')
+    classes = sorted(d.name for d in (path / 'train').iterdir() if d.is_dir())
+    extra = sorted({d.name for d in (path / 'test').iterdir() if d.is_dir()} - set(classes))
     if extra: raise ReinitError(f'{path}: test has classes that train has not: {", ".join(extra[:5])}')
-    parts = {p:_files(path/p, classes) for p in ('train','test')}
-    for p,(fs,_) in parts.items():
+    parts = {p: _files(path / p, classes) for p in ('train', 'test')}
+    for p, (fs, _) in parts.items():
         if not fs: raise ReinitError(f'{path/p} has no images in folders of classes')
-    shape = _shape(name, [_header(f) for fs,_ in parts.values() for f in fs], size)
+    shape = _shape(name, [_header(f) for fs, _ in parts.values() for f in fs], size)
     def read(part):
-        fs,y = parts[part]
-        stamp = hashlib.sha256(repr([(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in fs]+[shape]).encode()).hexdigest()[:12]
-        mode = 'RGB' if len(shape)==3 else 'L'
-        return _stack(partial(_open_nth, fs, mode, shape[:2]), len(fs), shape, f'{name}-{part}-{stamp}'),y
+        fs, y = parts[part]
+        stamp = hashlib.sha256(repr([(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in fs] + [shape]).encode()).hexdigest()[:12]
+        mode = 'RGB' if len(shape) == 3 else 'L'
+        return _stack(partial(_open_nth, fs, mode, shape[:2]), len(fs), shape, f'{name}-{part}-{stamp}'), y
     return _checked(name, *read('train'), *read('test'), classes)
 
 # %% ../nbs/11_vision.ipynb #d28cc79c
-_PARTS = dict(SVHN=('train','test'), OxfordIIITPet=('trainval','test'), StanfordCars=('train','test'), PCAM=('train','test'), ImageNet=('train','val'))
+_PARTS = dict(SVHN=('train', 'test'), OxfordIIITPet=('trainval', 'test'), StanfordCars=('train', 'test'), PCAM=('train', 'test'), ImageNet=('train', 'val'))
 
 def _tv_dataset(cls, part, download=False):
     "torchvision's dataset, part 0 (training) or 1 (test)"
     from torchvision import datasets
-    kw = dict(split=_PARTS[cls][part]) if cls in _PARTS else {} if cls=='Caltech101' else dict(train=part==0)
-    if cls=='EMNIST': kw['split'] = 'letters'
-    if cls not in ('ImageNet','StanfordCars'): kw['download'] = download
-    root = (cache_dir() if download else Path(os.environ.get('REINIT_CACHE') or '~/.cache/reinit_nb').expanduser())/'torchvision'
+    kw = dict(split=_PARTS[cls][part]) if cls in _PARTS else {} if cls == 'Caltech101' else dict(train=part == 0)
+    if cls == 'EMNIST': kw['split'] = 'letters'
+    if cls not in ('ImageNet', 'StanfordCars'): kw['download'] = download
+    root = (cache_dir() if download else Path(os.environ.get('REINIT_CACHE') or '~/.cache/reinit_nb').expanduser()) / 'torchvision'
     if not download and not root.is_dir(): raise FileNotFoundError(root)
     return getattr(datasets, cls)(str(root), **kw)
 
 # %% ../nbs/11_vision.ipynb #7b69649f
 def _tv_labels(ds):
     "The labels of a torchvision dataset, without opening its images where this can be helped"
-    for a in ('targets','labels','_labels','y'):
+    for a in ('targets', 'labels', '_labels', 'y'):
         if hasattr(ds, a): return getattr(ds, a)
     return [o[1] for o in getattr(ds, '_samples', None) or (ds[i] for i in range(len(ds)))]
 
@@ -231,24 +240,24 @@ def _tv_arrays(name, cls, part, size, download):
     "Images and labels of a torchvision dataset, and its classes"
     ds = _tv_dataset(cls, part, download)
     y = np.asarray(_tv_labels(ds))
-    classes = getattr(ds, 'classes', None) or getattr(ds, 'categories', None) or range(int(y.max())+1)
-    if cls=='ImageNet': classes = [c[0] for c in classes]
+    classes = getattr(ds, 'classes', None) or getattr(ds, 'categories', None) or range(int(y.max()) + 1)
+    if cls == 'ImageNet': classes = [c[0] for c in classes]
     if hasattr(ds, 'data'):
         x = np.asarray(ds.data)
-        if cls=='SVHN': x = x.transpose(0,2,3,1)
-        if cls=='EMNIST': x,y,classes = x.transpose(0,2,1),y-1,[chr(97+i) for i in range(26)]   # stored sideways, and counted from 1
-        return x,y,classes
+        if cls == 'SVHN': x = x.transpose(0, 2, 3, 1)
+        if cls == 'EMNIST': x, y, classes = x.transpose(0, 2, 1), y - 1, [chr(97 + i) for i in range(26)]   # stored sideways, and counted from 1
+        return x, y, classes
     size = _SETS[name][3] or size
     if size is None: raise ReinitError(f'{name}: the images differ in size: say which `size` to bring them to')
-    return _stack(lambda i: _fit(ds[i][0], 'RGB', (size,size)), len(ds), (size,size,3), f'{name}-{part}-{size}'),y,classes
+    return _stack(lambda i: _fit(ds[i][0], 'RGB', (size, size)), len(ds), (size, size, 3), f'{name}-{part}-{size}'), y, classes
 
 # %% ../nbs/11_vision.ipynb #9593c01a
 def _from_torchvision(name, cls, size=None, download=False):
-    x,y,classes = _tv_arrays(name, cls, 0, size, download)
-    if cls!='Caltech101': return _checked(name, x, y, *_tv_arrays(name, cls, 1, size, download)[:2], classes)
-    gen,k = Streams(0).data,np.zeros(len(y), dtype=bool)   # no official split: 30 of each class
+    x, y, classes = _tv_arrays(name, cls, 0, size, download)
+    if cls != 'Caltech101': return _checked(name, x, y, *_tv_arrays(name, cls, 1, size, download)[:2], classes)
+    gen, k = Streams(0).data, np.zeros(len(y), dtype=bool)   # no official split: 30 of each class
     for c in range(len(classes)):
-        i = np.flatnonzero(y==c)
+        i = np.flatnonzero(y == c)
         k[i[torch.randperm(len(i), generator=gen).numpy()[:30]]] = True
     return _checked(name, x[k], y[k], x[~k], y[~k], classes)
 
@@ -256,43 +265,43 @@ def _from_torchvision(name, cls, size=None, download=False):
 def _from_sklearn(name='digits', path=None, size=None, download=False):
     from sklearn.datasets import load_digits
     d = load_digits()
-    x,y = np.round(d.images*(255/16)).astype(np.uint8),d.target   # there are 17 shades, 0 to 16
+    x, y = np.round(d.images * (255 / 16)).astype(np.uint8), d.target   # there are 17 shades, 0 to 16
     return _checked(name, x[:1437], y[:1437], x[1437:], y[1437:], range(10))
 
 # %% ../nbs/11_vision.ipynb #2d054513
-def source(name:str # Of the catalogue, or your own
-          )->str|None: # `npz`, `folder`, `torchvision`, `scikit-learn`, or `None` if there is none here
+def source(name: str  # Of the catalogue, or your own
+          ) -> str | None:  # `npz`, `folder`, `torchvision`, `scikit-learn`, or `None` if there is none here
     "Where `load` would find this dataset"
     root = _root()
-    if root and (root/f'{name}.npz').is_file(): return 'npz'
-    if root and (root/name/'train').is_dir(): return 'folder'
-    if name=='digits': return 'scikit-learn'
+    if root and (root / f'{name}.npz').is_file(): return 'npz'
+    if root and (root / name / 'train').is_dir(): return 'folder'
+    if name == 'digits': return 'scikit-learn'
     try: return 'torchvision' if _SETS[name][6] and _tv_dataset(_SETS[name][6], 0) else None
     except (KeyError, RuntimeError, OSError, ImportError): return None
 
 # %% ../nbs/11_vision.ipynb #ffba8f1f
-def available()->list: # Names, those of `REINIT_DATA` that are in no catalogue among them
+def available() -> list:  # Names, those of `REINIT_DATA` that are in no catalogue among them
     "Every dataset that `load` finds on this machine without a download"
     root = _root()
-    own = [p.stem if p.suffix=='.npz' else p.name for p in sorted(root.glob('*'))] if root and root.is_dir() else []
+    own = [p.stem if p.suffix == '.npz' else p.name for p in sorted(root.glob('*'))] if root and root.is_dir() else []
     return [n for n in dict.fromkeys([*_SETS, *own]) if source(n) and _is_images(root, n)]
 
 def _is_images(root, name):
     "Weights and other files may lie beside the images"
-    if source(name)!='npz': return True
+    if source(name) != 'npz': return True
     try:
-        with zipfile.ZipFile(root/f'{name}.npz') as z: return 'x_train.npy' in z.namelist()
+        with zipfile.ZipFile(root / f'{name}.npz') as z: return 'x_train.npy' in z.namelist()
     except (zipfile.BadZipFile, OSError): return True   # damaged: `load` will say so
 
 # %% ../nbs/11_vision.ipynb #6fec9125
-def missing(name:str # Of a dataset
-           )->str|None: # What to do; `None` if it is here
+def missing(name: str  # Of a dataset
+           ) -> str | None:  # What to do; `None` if it is here
     "What to do about a dataset that is not here"
     return None if source(name) else _missing(name)
 
 def _missing(name):
     if name not in _SETS: return unknown('dataset', name, dict.fromkeys([*_SETS, *available()]))
-    cls,hand = _SETS[name][6:]
+    cls, hand = _SETS[name][6:]
     tv = f'load({name!r}, download=True), which asks torchvision for {cls}' if cls and 'ended' not in hand else f'torchvision cannot download {name}'
     return (f'no data found for {name!r}. Three ways to provide it: '
             f'(1) a file {name}.npz with x_train, y_train, x_test, y_test and classes in the folder that REINIT_DATA names; '
@@ -302,69 +311,69 @@ def _missing(name):
 # %% ../nbs/11_vision.ipynb #adaf8f25
 @lru_cache(maxsize=4)
 def _load(name, found, path, stamp, size, download):
-    reader = {'npz':_from_npz, 'folder':_from_folder, 'torchvision':_from_torchvision, 'scikit-learn':_from_sklearn}[found]
+    reader = {'npz': _from_npz, 'folder': _from_folder, 'torchvision': _from_torchvision, 'scikit-learn': _from_sklearn}[found]
     return reader(name, path, size, download)
 
-def load(name:str='digits', # Of the catalogue, or your own
-         size:int|None=None, # Used where images differ in size
-         download:bool=False # May torchvision download?
-        )->ImageData:
+def load(name: str = 'digits',  # Of the catalogue, or your own
+         size: int | None = None,  # Used where images differ in size
+         download: bool = False  # May torchvision download?
+        ) -> ImageData:
     "The images of a dataset, from the first place that has them"
     found = source(name)
-    if found in ('npz','folder'):
-        path = _root()/(f'{name}.npz' if found=='npz' else name)
+    if found in ('npz', 'folder'):
+        path = _root() / (f'{name}.npz' if found == 'npz' else name)
         stamp = max(p.stat().st_mtime_ns for p in [path, *path.glob('*/*')])   # a file that has changed is read anew
-        return _load(name, found, path, stamp, size if found=='folder' else None, False)
+        return _load(name, found, path, stamp, size if found == 'folder' else None, False)
     if found is None and not (download and name in _SETS and _SETS[name][6]): raise ReinitError(_missing(name))
     try: return _load(name, found or 'torchvision', _SETS[name][6], None, size, download)
     except (RuntimeError, OSError) as e: raise ReinitError(f'torchvision could not provide {name!r} ({e}): {_missing(name)}') from e
 
 # %% ../nbs/11_vision.ipynb #8cc7ccd7
-IMAGENET_STATS = (.485,.456,.406),(.229,.224,.225)
+IMAGENET_STATS = (.485, .456, .406), (.229, .224, .225)
 
 @dataclass(frozen=True)
 class Task(Recipe):
     "Images with labels, and how they are shown; the seed lives outside"
-    dataset:str = 'digits'         # Of `catalogue()`, or your own
-    n_train:int|float|None = None  # Training images, a number (as many of each class) or a fraction (of each class); default: all
-    classes:int|None = None        # Only the first so many classes; default: all
-    valid:float = .1               # Share of these that is held out for validation; 0: validate on the test set
-    size:int|None = None           # Pixels a side; default: as they are
-    channels:int|None = None       # 1 or 3; default: as they are
-    normalize:str = 'dataset'      # By the mean and deviation of `dataset` or `imagenet`, or `none`
-    blur:float = 1.                # Scaled down to this share and up again, 1/4 in Table 6
-    crop:bool = False              # Scaled up by 248/224, then cut out at random
-    flip:bool = False              # Mirrored left to right, every second time
-    vflip:bool = False             # Upside down, every second time
-    shift:float = 0.               # Moved by up to this share of the side, both ways; what comes in is black
-    affine:tuple[float,float,float] = (0.,0.,0.)         # Rotation and shear up to so many degrees, zoom by 1 ± this
-    jitter:tuple[float,float,float,float] = (0.,0.,0.,0.)  # Brightness, contrast, saturation (times 1 ± this) and hue (plus ± this)
-    random_blur:float = 1.         # Like `blur`, with a share between this and 1
-    random_labels:float = 0.       # Share of the training labels that are redrawn, once and for all
-    swap_labels:bool = False       # Every class gets the label of another one, always the same, in all parts
+    dataset: str = 'digits'         # Of `catalogue()`, or your own
+    n_train: int | float | None = None  # Training images, a number (as many of each class) or a fraction (of each class); default: all
+    classes: int | None = None        # Only the first so many classes; default: all
+    valid: float = .1               # Share of these that is held out for validation; 0: validate on the test set
+    size: int | None = None           # Pixels a side; default: as they are
+    channels: int | None = None       # 1 or 3; default: as they are
+    normalize: str = 'dataset'      # By the mean and deviation of `dataset` or `imagenet`, or `none`
+    blur: float = 1.                # Scaled down to this share and up again, 1/4 in Table 6
+    crop: bool = False              # Scaled up by 248/224, then cut out at random
+    flip: bool = False              # Mirrored left to right, every second time
+    vflip: bool = False             # Upside down, every second time
+    shift: float = 0.               # Moved by up to this share of the side, both ways; what comes in is black
+    affine: tuple[float, float, float] = (0., 0., 0.)         # Rotation and shear up to so many degrees, zoom by 1 ± this
+    jitter: tuple[float, float, float, float] = (0., 0., 0., 0.)  # Brightness, contrast, saturation (times 1 ± this) and hue (plus ± this)
+    random_blur: float = 1.         # Like `blur`, with a share between this and 1
+    random_labels: float = 0.       # Share of the training labels that are redrawn, once and for all
+    swap_labels: bool = False       # Every class gets the label of another one, always the same, in all parts
 
     def check(self):
         if self.classes is not None: check_number('classes', self.classes, 2, integer=True)
         if isinstance(self.n_train, float): check_number('n_train', self.n_train, 0, 1, lo_open=True)
         elif self.n_train is not None: check_number('n_train', self.n_train, 1, integer=True)
         if self.size is not None: check_number('size', self.size, 1, integer=True)
-        if self.channels not in (None,1,3): raise ReinitError(f'channels={self.channels} should be 1 or 3, or None to leave them as they are')
-        check_choice('normalize', self.normalize, ('dataset','imagenet','none'))
-        for k in ('blur','random_blur'): check_number(k, getattr(self, k), 0, 1, lo_open=True)
-        for k in ('shift','random_labels'): check_number(k, getattr(self, k), 0, 1)
+        if self.channels not in (None, 1, 3): raise ReinitError(f'channels={self.channels} should be 1 or 3, or None to leave them as they are')
+        check_choice('normalize', self.normalize, ('dataset', 'imagenet', 'none'))
+        for k in ('blur', 'random_blur'): check_number(k, getattr(self, k), 0, 1, lo_open=True)
+        for k in ('shift', 'random_labels'): check_number(k, getattr(self, k), 0, 1)
         check_number('valid', self.valid, 0, .9)
         parts = 'rotation shear zoom brightness contrast saturation hue'.split()
-        for k,v,hi in zip(parts, self.affine+self.jitter, (180,80,.9,1,1,1,.5)): check_number(k, v, 0, hi)
+        for k, v, hi in zip(parts, self.affine + self.jitter, (180, 80, .9, 1, 1, 1, .5)): check_number(k, v, 0, hi)
 
 # %% ../nbs/11_vision.ipynb #3c1b5aa4
-def _imagenet_like(dataset, **kw): return Task('imagenet', size=224, normalize='imagenet'),Task(dataset, normalize='imagenet', **kw)
+def _imagenet_like(dataset, **kw): return Task('imagenet', size=224, normalize='imagenet'), Task(dataset, normalize='imagenet', **kw)
 
 def _frozen_tasks():
     "Task changes of Tables 6-8, then Table 1 and Figures 6 and 7"
-    cifar,strong = Task('cifar10'),dict(shift=.4, affine=(10,40,.4), random_blur=.3, jitter=(0,.4,0,0))
+    cifar, strong = Task('cifar10'), dict(shift=.4, affine=(10, 40, .4), random_blur=.3, jitter=(0, .4, 0, 0))
     fashion = Task('fashion_mnist')
     return {
-        'Table 6: blurred → sharp': (cifar.replace(blur=1/4), cifar),
+        'Table 6: blurred → sharp': (cifar.replace(blur=1 / 4), cifar),
         'Table 6: regular → shifted': (cifar, cifar.replace(shift=1.)),
         'Table 6: CIFAR-10 → CIFAR-100': (cifar.replace(shift=.5), Task('cifar100', shift=.5)),
         'Table 6: CIFAR-10 → FashionMNIST': (cifar, fashion.replace(size=32, channels=3)),
@@ -376,63 +385,64 @@ def _frozen_tasks():
         'Table 7: ImageNet → CIFAR-100': _imagenet_like('cifar100'),
         'Table 8: ImageNet → RESISC45': _imagenet_like('resisc45', size=224),
         'Table 8: ImageNet → Patch Camelyon': _imagenet_like('patch_camelyon', size=96, channels=3, flip=True, vflip=True, shift=.05,
-                                                             affine=(0,10,0), jitter=(.5,.5,.25,.1)),
+                                                             affine=(0, 10, 0), jitter=(.5, .5, .25, .1)),
         'Table 1: sparse weights': (cifar.replace(shift=.5, flip=True),),
         'Figure 6: warm start': (cifar.replace(n_train=.1), cifar),
-        } | {f'Figure 7: {f:g} of the samples': _imagenet_like('fashion_mnist', size=224, channels=3, n_train=f) for f in (.125,.25,.5,1.)}
+        } | {f'Figure 7: {f:g} of the samples': _imagenet_like('fashion_mnist', size=224, channels=3, n_train=f) for f in (.125, .25, .5, 1.)}
 
 # %% ../nbs/11_vision.ipynb #7469bb0c
-def paper_tasks()->dict: # Name → sequence of `Task`s
+def paper_tasks() -> dict:  # Name → sequence of `Task`s
     "The image tasks of the papers, as they describe them"
-    six = ('oxford_pet','stanford_dogs','cars196','caltech101','cassava','birds2010','cifar10','cifar100')
-    plain = {f'{"Section 3.1" if i<6 else "Appendix F"}: {n}':(Task(n, size=224),) for i,n in enumerate(six)}
-    return _frozen_tasks() | plain | {f'{k}, augmented':(t.replace(crop=True, flip=True),) for k,(t,) in plain.items()}
+    six = ('oxford_pet', 'stanford_dogs', 'cars196', 'caltech101', 'cassava', 'birds2010', 'cifar10', 'cifar100')
+    plain = {f'{"Section 3.1" if i<6 else "Appendix F"}: {n}': (Task(n, size=224),) for i, n in enumerate(six)}
+    return _frozen_tasks() | plain | {f'{k}, augmented': (t.replace(crop=True, flip=True),) for k, (t,) in plain.items()}
 
 # %% ../nbs/11_vision.ipynb #c491c160
-def per_class(task:Task, # `n_train` and `dataset` matter
-              counts, # Training images that there are, for each class
-              classes # Their names
-             )->np.ndarray: # Images to take, for each class
+def per_class(task: Task,  # `n_train` and `dataset` matter
+              counts,  # Training images that there are, for each class
+              classes  # Their names
+             ) -> np.ndarray:  # Images to take, for each class
     "How many training images of each class the task asks for"
-    n,counts = task.n_train,np.asarray(counts)
-    if isinstance(n, int) and n>counts.sum(): raise ReinitError(f'n_train={n:,}, but {task.dataset} has {counts.sum():,} training images'
+    n, counts = task.n_train, np.asarray(counts)
+    if isinstance(n, int) and n > counts.sum(): raise ReinitError(f'n_train={n:,}, but {task.dataset} has {counts.sum():,} training images'
                                                      + (f' of its first {task.classes} classes' if task.classes else ''))
     if n is None: k = counts
-    elif isinstance(n, float): k = np.floor(n*counts+.5).astype(int)
-    else: k = n//len(counts) + (np.arange(len(counts))<n%len(counts))
-    for c in np.flatnonzero(k>counts)[:1]:
+    elif isinstance(n, float): k = np.floor(n * counts + .5).astype(int)
+    else: k = n // len(counts) + (np.arange(len(counts)) < n % len(counts))
+    for c in np.flatnonzero(k > counts)[:1]:
         raise ReinitError(f'n_train={n:,} asks for {k[c]} images of class {classes[c]!r}, and {task.dataset} has {counts[c]}: '
                           f'at most {counts.min()*len(counts):,} are balanced')
-    for c in np.flatnonzero(k==0)[:1]:
+    for c in np.flatnonzero(k == 0)[:1]:
         raise ReinitError(f'n_train={n} leaves no image of class {classes[c]!r} of {task.dataset} (which has {counts[c]}): take more')
     return k
 
 # %% ../nbs/11_vision.ipynb #8ddb5899
-def _held(n, valid): return 0 if not valid or n<2 else max(1, round(valid*n))
+def _held(n, valid): return 0 if not valid or n < 2 else max(1, round(valid * n))
 
-def choose(y:np.ndarray, # Labels of all training images
-           k, # Images to take, for each class
-           valid:float, # Share of them for validation
-           gen:torch.Generator # Decides which
-          )->tuple: # Rows for training, rows for validation
+def choose(y: np.ndarray,  # Labels of all training images
+           k,  # Images to take, for each class
+           valid: float,  # Share of them for validation
+           gen: torch.Generator  # Decides which
+          ) -> tuple:  # Rows for training, rows for validation
     "Draw `k` images of each class and split them"
-    train,held = [],[]
-    for c,kc in enumerate(map(int, k)):
-        i = np.flatnonzero(y==c)
+    train, held = [], []
+    for c, kc in enumerate(map(int, k)):
+        i = np.flatnonzero(y == c)
         i = i[torch.randperm(len(i), generator=gen).numpy()]
-        v,vk = _held(len(i), valid),_held(kc, valid)
-        held.append(i[:v][:vk]); train.append(i[v:][:kc-vk])
-    return np.concatenate(train),np.concatenate(held)
+        v, vk = _held(len(i), valid), _held(kc, valid)
+        held.append(i[:v][:vk])
+        train.append(i[v:][:kc - vk])
+    return np.concatenate(train), np.concatenate(held)
 
 # %% ../nbs/11_vision.ipynb #b595f295
-def random_labels(y:np.ndarray, share:float, n_classes:int, gen:torch.Generator)->np.ndarray:
+def random_labels(y: np.ndarray, share: float, n_classes: int, gen: torch.Generator) -> np.ndarray:
     "`y` with a `share` of the labels, taken at random, drawn uniformly from all classes"
-    i = torch.randperm(len(y), generator=gen)[:round(share*len(y))].numpy()
+    i = torch.randperm(len(y), generator=gen)[:round(share * len(y))].numpy()
     y = y.copy()
     y[i] = torch.randint(n_classes, (len(y),), generator=gen).numpy()[i]
     return y
 
-def swapped(n_classes:int, gen:torch.Generator)->np.ndarray: # The new label of each class
+def swapped(n_classes: int, gen: torch.Generator) -> np.ndarray:  # The new label of each class
     "A permutation that leaves no class at its place"
     p = torch.randperm(n_classes, generator=gen).numpy()
     new = np.empty(n_classes, dtype=np.int64)
@@ -444,7 +454,7 @@ class Images:
     "Rows `idx` of uint8 images `x`, with labels `y` for these rows (or `None`) and class names"
     n_inp = 1
     def __init__(self, x, y, classes, idx=None, split_idx=1):
-        self.x,self.y,self.classes,self.split_idx = x,y,classes,split_idx
+        self.x, self.y, self.classes, self.split_idx = x, y, classes, split_idx
         self.idx = np.arange(len(x)) if idx is None else idx
     def __len__(self): return len(self.idx)
     def __repr__(self): return f'Images({len(self):,} of {"×".join(map(str, self.x.shape[1:]))}, {self.c} classes)'
@@ -452,170 +462,170 @@ class Images:
         from PIL import Image
         im = Image.fromarray(np.asarray(self.x[self.idx[i]]))
         return (im,) if self.y is None else (im, int(self.y[i]))
-    def new_empty(self): return Images(np.empty((0,*self.x.shape[1:]), np.uint8), np.empty(0, np.int64), self.classes, split_idx=self.split_idx)
+    def new_empty(self): return Images(np.empty((0, *self.x.shape[1:]), np.uint8), np.empty(0, np.int64), self.classes, split_idx=self.split_idx)
     @property
-    def c(self)->int: return len(self.classes)
+    def c(self) -> int: return len(self.classes)
     @property
-    def items(self)->list: return [self[i] for i in range(len(self))]
+    def items(self) -> list: return [self[i] for i in range(len(self))]
 
 # %% ../nbs/11_vision.ipynb #f60753b5
-def class_names(task:Task, # `dataset` and `classes` matter
-                d:ImageData # The dataset
-               )->tuple: # Names
+def class_names(task: Task,  # `dataset` and `classes` matter
+                d: ImageData  # The dataset
+               ) -> tuple:  # Names
     "The classes of a task"
-    if (task.classes or 0)>len(d.classes): raise ReinitError(f'classes={task.classes}, but {task.dataset} has {len(d.classes)}')
+    if (task.classes or 0) > len(d.classes): raise ReinitError(f'classes={task.classes}, but {task.dataset} has {len(d.classes)}')
     return d.classes[:task.classes]
 
-def make(task:Task, # The task
-         streams:Streams, # Images and labels are drawn from its `data` stream
-         download:bool=False # May torchvision download?
-        )->tuple: # `Images` for training, validation and test
+def make(task: Task,  # The task
+         streams: Streams,  # Images and labels are drawn from its `data` stream
+         download: bool = False  # May torchvision download?
+        ) -> tuple:  # `Images` for training, validation and test
     "The three parts of a task that belong to a seed"
     d = load(task.dataset, task.size and _enlarged(task.size, task), download)
     names = class_names(task, d)
     c = len(names)
     k = per_class(task, np.bincount(d.y_train, minlength=c)[:c], names)
-    train,held = choose(d.y_train, k, task.valid, streams.fork('split').data)
+    train, held = choose(d.y_train, k, task.valid, streams.fork('split').data)
     if task.valid and not len(held): raise ReinitError(f'n_train={task.n_train} is too small to hold out valid={task.valid}: take 2 of each class, or valid=0')
     new = swapped(c, streams.fork('swap').data) if task.swap_labels else np.arange(c)
     y = random_labels(new[d.y_train[train]], task.random_labels, c, streams.fork('labels').data)
-    rows = np.flatnonzero(d.y_test<c)
+    rows = np.flatnonzero(d.y_test < c)
     test = Images(d.x_test, new[d.y_test[rows]], names, rows)
-    return Images(d.x_train, y, names, train, split_idx=0),Images(d.x_train, new[d.y_train[held]], names, held) if task.valid else test,test
+    return Images(d.x_train, y, names, train, split_idx=0), Images(d.x_train, new[d.y_train[held]], names, held) if task.valid else test, test
 
-def _enlarged(n, task): return round(n*248/224) if task.crop else n
+def _enlarged(n, task): return round(n * 248 / 224) if task.crop else n
 
 # %% ../nbs/11_vision.ipynb #bd542358
-def to_float(x:Tensor, # uint8, N×C×H×W
-             channels:int|None=None # 1, 3 or as they are
-            )->Tensor: # Between 0 and 1
+def to_float(x: Tensor,  # uint8, N×C×H×W
+             channels: int | None = None  # 1, 3 or as they are
+            ) -> Tensor:  # Between 0 and 1
     "Floats, with grey repeated or colour averaged to `channels`"
     x = x.float().div_(255)
-    if channels==3 and x.shape[1]==1: x = x.expand(-1,3,-1,-1)
-    if channels==1 and x.shape[1]==3: x = grey(x)
+    if channels == 3 and x.shape[1] == 1: x = x.expand(-1, 3, -1, -1)
+    if channels == 1 and x.shape[1] == 3: x = grey(x)
     return x
 
-def grey(x:Tensor)->Tensor: # N×1×H×W
+def grey(x: Tensor) -> Tensor:  # N×1×H×W
     "Luma (ITU-R 601), as PIL and torchvision have it"
-    r,g,b = x.unbind(1)
-    return (.2989*r+.587*g+.114*b)[:,None]
+    r, g, b = x.unbind(1)
+    return (.2989 * r + .587 * g + .114 * b)[:, None]
 
 # %% ../nbs/11_vision.ipynb #c398d904
-def resize(x:Tensor, h:int, w:int)->Tensor:
+def resize(x: Tensor, h: int, w: int) -> Tensor:
     "Bilinear, without aliasing"
-    if x.shape[-2:]==(h,w): return x
-    smaller = h<x.shape[-2] or w<x.shape[-1]   # to enlarge needs no filter: the pixels are the same, and come faster
-    return F.interpolate(x, (h,w), mode='bilinear', antialias=smaller, align_corners=False)
+    if x.shape[-2:] == (h, w): return x
+    smaller = h < x.shape[-2] or w < x.shape[-1]   # to enlarge needs no filter: the pixels are the same, and come faster
+    return F.interpolate(x, (h, w), mode='bilinear', antialias=smaller, align_corners=False)
 
-def blur(x:Tensor, share:float)->Tensor:
+def blur(x: Tensor, share: float) -> Tensor:
     "Down to a `share` of the size, and up again"
-    h,w = x.shape[-2:]
-    return resize(resize(x, max(1, round(h*share)), max(1, round(w*share))), h, w)
+    h, w = x.shape[-2:]
+    return resize(resize(x, max(1, round(h * share)), max(1, round(w * share))), h, w)
 
 # %% ../nbs/11_vision.ipynb #8da5da7f
-def window(x:Tensor, # N×C×H×W
-           h:int, w:int, # Size of the result
-           top:Tensor, left:Tensor, # Where to cut, for each image
-           flip:Tensor, vflip:Tensor, # Mirror it then?
-           dy:Tensor, dx:Tensor # And move it down and right by so many pixels
-          )->Tensor: # N×C×`h`×`w`
+def window(x: Tensor,  # N×C×H×W
+           h: int, w: int,  # Size of the result
+           top: Tensor, left: Tensor,  # Where to cut, for each image
+           flip: Tensor, vflip: Tensor,  # Mirror it then?
+           dy: Tensor, dx: Tensor  # And move it down and right by so many pixels
+          ) -> Tensor:  # N×C×`h`×`w`
     "Crop, flip and shift each image in its own way, all with one gather"
     def along(n, start, mirror, by):
-        i = torch.arange(n, device=x.device) - by[:,None]
-        inside = (i>=0) & (i<n)
-        i = torch.where(mirror[:,None], n-1-i, i).clamp(0, n-1)
-        return start[:,None]+i,inside
-    (rows,in_h),(cols,in_w) = along(h, top, vflip, dy),along(w, left, flip, dx)
-    n,c,_,wide = x.shape
-    i = (rows[:,:,None]*wide+cols[:,None,:]).view(n, 1, h*w).expand(n, c, h*w)
+        i = torch.arange(n, device=x.device) - by[:, None]
+        inside = (i >= 0) & (i < n)
+        i = torch.where(mirror[:, None], n - 1 - i, i).clamp(0, n - 1)
+        return start[:, None] + i, inside
+    (rows, in_h), (cols, in_w) = along(h, top, vflip, dy), along(w, left, flip, dx)
+    n, c, _, wide = x.shape
+    i = (rows[:, :, None] * wide + cols[:, None, :]).view(n, 1, h * w).expand(n, c, h * w)
     out = x.flatten(2).gather(2, i).view(n, c, h, w)
-    return out if in_h.all() and in_w.all() else out.mul_(in_h[:,None,:,None] & in_w[:,None,None,:])
+    return out if in_h.all() and in_w.all() else out.mul_(in_h[:, None, :, None] & in_w[:, None, None, :])
 
 # %% ../nbs/11_vision.ipynb #b5ba995e
-def affine(x:Tensor, # N×C×H×W
-           angle:Tensor, shear:Tensor, # Degrees, for each image
-           zoom:Tensor # Factor, for each image
-          )->Tensor:
+def affine(x: Tensor,  # N×C×H×W
+           angle: Tensor, shear: Tensor,  # Degrees, for each image
+           zoom: Tensor  # Factor, for each image
+          ) -> Tensor:
     "Rotate, shear and zoom each image about its centre; bilinear, black outside"
-    h,w = x.shape[-2:]
-    r,t = angle.deg2rad(),shear.deg2rad().tan()
-    cos,sin = r.cos(),r.sin()
-    m = torch.stack([cos-sin*t, (cos*t+sin)*h/w, torch.zeros_like(r), -sin*w/h, cos, torch.zeros_like(r)], 1).view(-1,2,3)
-    grid = F.affine_grid(m/zoom[:,None,None], list(x.shape), align_corners=False)
+    h, w = x.shape[-2:]
+    r, t = angle.deg2rad(), shear.deg2rad().tan()
+    cos, sin = r.cos(), r.sin()
+    m = torch.stack([cos - sin * t, (cos * t + sin) * h / w, torch.zeros_like(r), -sin * w / h, cos, torch.zeros_like(r)], 1).view(-1, 2, 3)
+    grid = F.affine_grid(m / zoom[:, None, None], list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, mode='bilinear', padding_mode='zeros', align_corners=False)
 
 # %% ../nbs/11_vision.ipynb #557e60e2
-def _mix(x, other, f): return (f*x+(1-f)*other).clamp_(0, 1)
+def _mix(x, other, f): return (f * x + (1 - f) * other).clamp_(0, 1)
 
 def _hue(x, by):
     "Turn the hue of RGB images `by` (N×1×1) of a full turn"
-    v,low = x.amax(1),x.amin(1)
-    d = v-low
-    r,g,b = ((v[:,None]-x)/torch.where(d==0, 1., d)[:,None]).unbind(1)
-    h = torch.where(x[:,0]==v, b-g, torch.where(x[:,1]==v, 2+r-b, 4+g-r))
-    h = (torch.where(d==0, 0., h)/6+by)%1
-    k = (torch.tensor([5.,3.,1.], device=x.device).view(1,3,1,1)+6*h[:,None])%6
-    return v[:,None]-d[:,None]*torch.minimum(k, 4-k).clamp_(0, 1)
+    v, low = x.amax(1), x.amin(1)
+    d = v - low
+    r, g, b = ((v[:, None] - x) / torch.where(d == 0, 1., d)[:, None]).unbind(1)
+    h = torch.where(x[:, 0] == v, b - g, torch.where(x[:, 1] == v, 2 + r - b, 4 + g - r))
+    h = (torch.where(d == 0, 0., h) / 6 + by) % 1
+    k = (torch.tensor([5., 3., 1.], device=x.device).view(1, 3, 1, 1) + 6 * h[:, None]) % 6
+    return v[:, None] - d[:, None] * torch.minimum(k, 4 - k).clamp_(0, 1)
 
-def jitter(x:Tensor, # N×C×H×W, between 0 and 1
-           brightness:Tensor, contrast:Tensor, saturation:Tensor, # Factors, for each image
-           hue:Tensor # Turns, for each image
-          )->Tensor:
+def jitter(x: Tensor,  # N×C×H×W, between 0 and 1
+           brightness: Tensor, contrast: Tensor, saturation: Tensor,  # Factors, for each image
+           hue: Tensor  # Turns, for each image
+          ) -> Tensor:
     "Change the colours of each image, in this order; grey images have no saturation or hue"
-    b,c,s = (o[:,None,None,None] for o in (brightness,contrast,saturation))
-    x = (x*b).clamp_(0, 1)
-    x = _mix(x, (grey(x) if x.shape[1]==3 else x).mean((1,2,3), keepdim=True), c)
-    return x if x.shape[1]==1 else _hue(_mix(x, grey(x), s), hue[:,None,None])
+    b, c, s = (o[:, None, None, None] for o in (brightness, contrast, saturation))
+    x = (x * b).clamp_(0, 1)
+    x = _mix(x, (grey(x) if x.shape[1] == 3 else x).mean((1, 2, 3), keepdim=True), c)
+    return x if x.shape[1] == 1 else _hue(_mix(x, grey(x), s), hue[:, None, None])
 
 # %% ../nbs/11_vision.ipynb #7aacde99
-_CHANCE = ('top','left','flip','vflip','dy','dx','angle','shear','zoom','brightness','contrast','saturation','hue','blur')
+_CHANCE = ('top', 'left', 'flip', 'vflip', 'dy', 'dx', 'angle', 'shear', 'zoom', 'brightness', 'contrast', 'saturation', 'hue', 'blur')
 
-def draw(task:Task, # What may happen
-         n:int, # Images
-         h:int, w:int, # Their size
-         gen:torch.Generator # On the CPU
-        )->dict: # One number for each image, by name
+def draw(task: Task,  # What may happen
+         n: int,  # Images
+         h: int, w: int,  # Their size
+         gen: torch.Generator  # On the CPU
+        ) -> dict:  # One number for each image, by name
     "Decide what will happen to each image of a batch"
     u = dict(zip(_CHANCE, torch.rand(n, len(_CHANCE), generator=gen).unbind(1)))
-    def around(k, centre, by): return centre+by*(2*u[k]-1)
-    bright,cont,sat,hue = task.jitter
-    angle,shear,zoom = task.affine
-    return dict(top=(u['top']*(_enlarged(h, task)-h+1)).long(), left=(u['left']*(_enlarged(w, task)-w+1)).long(),
-        flip=(u['flip']<.5) & task.flip, vflip=(u['vflip']<.5) & task.vflip,
-        dy=around('dy', 0, task.shift*h).round().long(), dx=around('dx', 0, task.shift*w).round().long(),
+    def around(k, centre, by): return centre + by * (2 * u[k] - 1)
+    bright, cont, sat, hue = task.jitter
+    angle, shear, zoom = task.affine
+    return dict(top=(u['top'] * (_enlarged(h, task) - h + 1)).long(), left=(u['left'] * (_enlarged(w, task) - w + 1)).long(),
+        flip=(u['flip'] < .5) & task.flip, vflip=(u['vflip'] < .5) & task.vflip,
+        dy=around('dy', 0, task.shift * h).round().long(), dx=around('dx', 0, task.shift * w).round().long(),
         angle=around('angle', 0, angle), shear=around('shear', 0, shear), zoom=around('zoom', 1, zoom),
         brightness=around('brightness', 1, bright), contrast=around('contrast', 1, cont), saturation=around('saturation', 1, sat),
-        hue=around('hue', 0, hue), blur=(u['blur']*8).long())   # one of eight steps
+        hue=around('hue', 0, hue), blur=(u['blur'] * 8).long())   # one of eight steps
 
 # %% ../nbs/11_vision.ipynb #875ef16e
 def _blur_some(x, least, step):
     "Blur in eight steps from `least` to 1: as many passes, however large the batch"
     x = x.clone()
-    for s in range(7): x[step==s] = blur(x[step==s], least+(1-least)*s/7) if (step==s).any() else x[step==s]
+    for s in range(7): x[step == s] = blur(x[step == s], least + (1 - least) * s / 7) if (step == s).any() else x[step == s]
     return x
 
 # %% ../nbs/11_vision.ipynb #d4690546
-def prepare(task:Task, # Size, channels and blur matter
-            x:Tensor, # uint8, N×C×H×W
-            h:int, w:int # Size that the network sees
-           )->Tensor: # Between 0 and 1
+def prepare(task: Task,  # Size, channels and blur matter
+            x: Tensor,  # uint8, N×C×H×W
+            h: int, w: int  # Size that the network sees
+           ) -> Tensor:  # Between 0 and 1
     "Bring images to the form of the task, without chance"
     x = resize(to_float(x, task.channels), h, w)
-    return blur(x, task.blur) if task.blur<1 else x
+    return blur(x, task.blur) if task.blur < 1 else x
 
 # %% ../nbs/11_vision.ipynb #acff3aa2
-def augment(task:Task, # What may happen
-            x:Tensor, # From `prepare`; with `crop`, at the larger size
-            h:int, w:int, # Size of the result
-            p:dict # From `draw`
-           )->Tensor:
+def augment(task: Task,  # What may happen
+            x: Tensor,  # From `prepare`; with `crop`, at the larger size
+            h: int, w: int,  # Size of the result
+            p: dict  # From `draw`
+           ) -> Tensor:
     "Change each image as `p` says"
-    p = {k:v.to(x.device) for k,v in p.items()}
-    if task.random_blur<1: x = _blur_some(x, task.random_blur, p['blur'])
+    p = {k: v.to(x.device) for k, v in p.items()}
+    if task.random_blur < 1: x = _blur_some(x, task.random_blur, p['blur'])
     if task.crop or task.flip or task.vflip or task.shift:
-        x = window(x, h, w, *(p[k] for k in ('top','left','flip','vflip','dy','dx')))
+        x = window(x, h, w, *(p[k] for k in ('top', 'left', 'flip', 'vflip', 'dy', 'dx')))
     if any(task.affine): x = affine(x, p['angle'], p['shear'], p['zoom'])
-    if any(task.jitter): x = jitter(x, *(p[k] for k in ('brightness','contrast','saturation','hue')))
+    if any(task.jitter): x = jitter(x, *(p[k] for k in ('brightness', 'contrast', 'saturation', 'hue')))
     return x
 
 # %% ../nbs/11_vision.ipynb #63c24814
@@ -623,7 +633,7 @@ class _Batches:
     "What `ImageDL` has beyond fastai's `TfmdDL`"
     def __init__(self, dataset, bs=64, shuffle=False, num_workers=0, task=None, streams=None, hw=None, epoch=0, **kw):
         state = random.getstate()   # fastai takes a seed from Python's generator, which is not ours to move
-        self.task,self.streams,self.hw,self.epoch = task,streams,hw,epoch
+        self.task, self.streams, self.hw, self.epoch = task, streams, hw, epoch
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=0, **kw)
         random.setstate(state)
 
@@ -651,7 +661,7 @@ class _Batches:
     def create_batches(self, samps): return _cut(self, samps, self._gen('augment'), self.drop_last)
     def _one_pass(self):
         from fastai.torch_core import explode_types
-        self._n_inp,self._types = 1,explode_types(self.after_batch(next(_cut(self, [0], self._gen('augment')))))
+        self._n_inp, self._types = 1, explode_types(self.after_batch(next(_cut(self, [0], self._gen('augment')))))
 
 # %% ../nbs/11_vision.ipynb #4aca31e7
 def _ahead(get, items, streamed):
@@ -661,48 +671,47 @@ def _ahead(get, items, streamed):
         waiting = []
         for i in items:
             waiting.append((i, pool.submit(get, i)))
-            if len(waiting)>1: j,x = waiting.pop(0); yield j,x.result()
-        for j,x in waiting: yield j,x.result()
+            if len(waiting) > 1: j, x = waiting.pop(0); yield j, x.result()
+        for j, x in waiting: yield j, x.result()
 
 def _cut(dl, samps, gen, drop_last=False):
     "Batches of `dl.dataset`, prepared and, if for training, augmented"
-    from fastai.torch_core import TensorCategory,TensorImage,TensorImageBW
+    from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW
     from fastcore.basics import chunked
-    ds,task,(h,w) = dl.dataset,dl.task,dl.hw
-    train = ds.split_idx==0
-    for i,x in _ahead(lambda i: np.asarray(ds.x[ds.idx[i]]), chunked(samps, dl.bs or 1, drop_last), isinstance(ds.x, Streamed)):
+    ds, task, (h, w) = dl.dataset, dl.task, dl.hw
+    train = ds.split_idx == 0
+    for i, x in _ahead(lambda i: np.asarray(ds.x[ds.idx[i]]), chunked(samps, dl.bs or 1, drop_last), isinstance(ds.x, Streamed)):
         x = torch.from_numpy(x).to(dl.device, non_blocking=True)
-        x = x[:,None] if x.ndim==3 else x.permute(0,3,1,2)
-        x = prepare(task, x, *((_enlarged(h, task),_enlarged(w, task)) if train else (h,w)))
+        x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
+        x = prepare(task, x, *((_enlarged(h, task), _enlarged(w, task)) if train else (h, w)))
         if train: x = augment(task, x, h, w, draw(task, len(x), h, w, gen))
-        x = (TensorImage if x.shape[1]==3 else TensorImageBW)(x.contiguous())
+        x = (TensorImage if x.shape[1] == 3 else TensorImageBW)(x.contiguous())
         yield (x,) if ds.y is None else (x, TensorCategory(torch.from_numpy(ds.y[i]).to(dl.device)))
 
 # %% ../nbs/11_vision.ipynb #ea41ae7c
 def __getattr__(name):
-    if name!='ImageDL': raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    if name != 'ImageDL': raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     from fastai.data.core import TfmdDL
-    import fastai.vision.data   # knows how to show a batch of images
-    globals()[name] = type(name, (_Batches,TfmdDL), dict(__module__=__name__, __doc__='A `TfmdDL` that cuts batches from `Images`'))
+    globals()[name] = type(name, (_Batches, TfmdDL), dict(__module__=__name__, __doc__='A `TfmdDL` that cuts batches from `Images`'))
     return globals()[name]
 
 def _image_dl(): return globals().get('ImageDL') or __getattr__('ImageDL')
 
 # %% ../nbs/11_vision.ipynb #b8d37d3f
 @patch
-def decode(self:Images, o, full=True):
+def decode(self: Images, o, full=True):
     "For `show_batch`: labels as names"
     from fastai.data.transforms import Category
-    return (o[0],*(Category(self.classes[int(c)]) for c in o[1:]))
+    return (o[0], *(Category(self.classes[int(c)]) for c in o[1:]))
 
 @patch(as_prop=True)
-def vocab(self:Images):
+def vocab(self: Images):
     "Class names, as fastai keeps them"
     from fastai.data.transforms import CategoryMap
     return CategoryMap(list(self.classes), sort=False)
 
 @patch(as_prop=True)
-def loss_func(self:Images):
+def loss_func(self: Images):
     "What a `Learner` takes if it is told nothing else"
     from fastai.losses import CrossEntropyLossFlat
     return CrossEntropyLossFlat()
@@ -710,9 +719,9 @@ def loss_func(self:Images):
 # %% ../nbs/11_vision.ipynb #b8d37d02
 @patch
 @contextmanager
-def set_split_idx(self:Images, i):
+def set_split_idx(self: Images, i):
     "For `tta`: augment (0) or not (1) for a while"
-    old,self.split_idx = self.split_idx,i
+    old, self.split_idx = self.split_idx, i
     try: yield self
     finally: self.split_idx = old
 
@@ -721,56 +730,56 @@ def _pil(o):
     "A file, PIL image, uint8 array (H×W, H×W×3) or uint8 tensor (C×H×W) as a PIL image"
     from PIL import Image
     if isinstance(o, (str, Path)): return _open(o)
-    if isinstance(o, Tensor): o = o.cpu().numpy().transpose(1,2,0).squeeze() if o.ndim==3 else o.cpu().numpy()
-    if isinstance(o, np.ndarray) and o.dtype!=np.uint8: raise ReinitError(f'an image of type {o.dtype}: it should be uint8, 0 to 255')
+    if isinstance(o, Tensor): o = o.cpu().numpy().transpose(1, 2, 0).squeeze() if o.ndim == 3 else o.cpu().numpy()
+    if isinstance(o, np.ndarray) and o.dtype != np.uint8: raise ReinitError(f'an image of type {o.dtype}: it should be uint8, 0 to 255')
     return Image.fromarray(o) if isinstance(o, np.ndarray) else o
 
 # %% ../nbs/11_vision.ipynb #7b822f86
-def as_images(items, # `Images`, a uint8 array, or a list of images, with labels or without
-              like:Images, # Grey or colour as these, with their classes
-              hw:tuple # Height and width, used where sizes differ
-             )->Images:
+def as_images(items,  # `Images`, a uint8 array, or a list of images, with labels or without
+              like: Images,  # Grey or colour as these, with their classes
+              hw: tuple  # Height and width, used where sizes differ
+             ) -> Images:
     "What is given for a test, as `Images`"
-    if isinstance(items, np.ndarray) and items.dtype==np.uint8 and items.ndim==like.x.ndim: return Images(items, None, like.classes)
+    if isinstance(items, np.ndarray) and items.dtype == np.uint8 and items.ndim == like.x.ndim: return Images(items, None, like.classes)
     items = list(items)
     if not items: return like.new_empty()
     y = [o[1] for o in items] if isinstance(items[0], (tuple, list)) else None
-    mode = 'L' if like.x.ndim==3 else 'RGB'
+    mode = 'L' if like.x.ndim == 3 else 'RGB'
     ims = [_fit(_pil(o if y is None else o[0]), mode) for o in items]
-    if len({im.size for im in ims})>1: ims = [_fit(im, mode, hw) for im in ims]
+    if len({im.size for im in ims}) > 1: ims = [_fit(im, mode, hw) for im in ims]
     y = y and np.array([like.classes.index(o) if isinstance(o, str) else int(o) for o in y], dtype=np.int64)
     return Images(np.stack([np.asarray(im) for im in ims]), y, like.classes)
 
 # %% ../nbs/11_vision.ipynb #5ec71534
-def stats(task:Task, # `normalize` and `channels` matter
-          ds:Images # Training images
-         )->tuple|None: # Mean and deviation of each channel
+def stats(task: Task,  # `normalize` and `channels` matter
+          ds: Images  # Training images
+         ) -> tuple | None:  # Mean and deviation of each channel
     "What images are normalised by; of many images, every so-manieth is looked at"
-    c = task.channels or (1 if ds.x.ndim==3 else 3)
-    if task.normalize=='none': return None
-    if task.normalize=='imagenet': return IMAGENET_STATS if c==3 else tuple((float(np.mean(o)),) for o in IMAGENET_STATS)
-    x = torch.from_numpy(np.asarray(ds.x[np.sort(ds.idx)[::max(1, len(ds)//4000)]]))
-    x = to_float(x[:,None] if x.ndim==3 else x.permute(0,3,1,2), task.channels)
-    return x.mean((0,2,3)).tolist(),x.std((0,2,3)).clamp(min=1e-3).tolist()
+    c = task.channels or (1 if ds.x.ndim == 3 else 3)
+    if task.normalize == 'none': return None
+    if task.normalize == 'imagenet': return IMAGENET_STATS if c == 3 else tuple((float(np.mean(o)),) for o in IMAGENET_STATS)
+    x = torch.from_numpy(np.asarray(ds.x[np.sort(ds.idx)[::max(1, len(ds) // 4000)]]))
+    x = to_float(x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2), task.channels)
+    return x.mean((0, 2, 3)).tolist(), x.std((0, 2, 3)).clamp(min=1e-3).tolist()
 
 # %% ../nbs/11_vision.ipynb #c9b55c67
-def dls(task:Task=Task(), # The task
-        seed:int=0, # Decides which images, their order and their augmentation
-        bs:int=64, # Batch size
-        device=None, # Where batches are made; default: `default_device()`
-        val_bs:int|None=None, # Batch size for validation and test; default: twice `bs`
-        drop_last:bool=True, # Leave out the last training batch if it is not full?
-        download:bool=False # May torchvision download?
-       ): # fastai `DataLoaders`: `train`, `valid`, and the test set as number 2
+def dls(task: Task = Task(),  # The task
+        seed: int = 0,  # Decides which images, their order and their augmentation
+        bs: int = 64,  # Batch size
+        device=None,  # Where batches are made; default: `default_device()`
+        val_bs: int | None = None,  # Batch size for validation and test; default: twice `bs`
+        drop_last: bool = True,  # Leave out the last training batch if it is not full?
+        download: bool = False  # May torchvision download?
+       ):  # fastai `DataLoaders`: `train`, `valid`, and the test set as number 2
     "The task as fastai `DataLoaders`"
     from fastai.data.core import DataLoaders
     from fastai.data.transforms import Normalize
     check_number('bs', bs, 1, integer=True)
-    streams,parts = Streams(seed),make(task, Streams(seed), download)
+    streams, parts = Streams(seed), make(task, Streams(seed), download)
     norm = stats(task, parts[0])
-    hw = (task.size,)*2 if task.size else parts[0].x.shape[1:3]
+    hw = (task.size,) * 2 if task.size else parts[0].x.shape[1:3]
     def loader(ds, bs, **kw):
         tfms = [] if norm is None else [Normalize.from_stats(*norm, cuda=False)]
         return _image_dl()(ds, bs=bs, task=task, streams=streams, hw=hw, after_batch=tfms, device=default_device(device), **kw)
     train = loader(parts[0], min(bs, len(parts[0])), shuffle=True, drop_last=drop_last)
-    return DataLoaders(train, *(loader(p, val_bs or 2*bs) for p in parts[1:]), device=default_device(device))
+    return DataLoaders(train, *(loader(p, val_bs or 2 * bs) for p in parts[1:]), device=default_device(device))

@@ -18,21 +18,48 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import ClassVar
+
 import numpy as np
 import pandas as pd
 import torch
 from fastcore.basics import patch
 from scipy import stats
-from torch import Tensor,nn
+from torch import Tensor, nn
 from torch.nn import functional as F
-from .bandwidth import NETS,SIGNALS,STARTS,CoordinateNet,CoordinateStack,Record,Signal,f4_evidence,fit,fit_labels,net_named,pretrain,random_signals
-from .core import Recipe,ReinitError,Streams,by_scale,check_choice,check_number,default_device,scale as get_scale
-from .flatness import _same_luck,evaluate,hessian_trace,spectral_density,top_eigenvalues
+
+from reinit_nb.bandwidth import (
+    NETS,
+    SIGNALS,
+    STARTS,
+    CoordinateNet,
+    CoordinateStack,
+    Signal,
+    f4_evidence,
+    fit,
+    fit_labels,
+    net_named,
+    pretrain,
+    random_signals,
+)
+from .core import Recipe, ReinitError, Streams, by_scale, check_choice, check_number, default_device
+from .core import scale as get_scale
+from .flatness import _same_luck, evaluate, hessian_trace, spectral_density, top_eigenvalues
 from .frozen import ZOOS
-from .models import INITS,MODELS,NetOptions,_assemble,conv_block,named,pooled_head
-from .spectrum import amplitudes_of,average,bandwidth,coefficients,convergence,grid,input_gradients,lines,spectra_of,spectrum
+from .models import INITS, MODELS, NetOptions, _assemble, conv_block, named, pooled_head
+from reinit_nb.spectrum import (
+    amplitudes_of,
+    average,
+    bandwidth,
+    coefficients,
+    convergence,
+    grid,
+    input_gradients,
+    lines,
+    spectra_of,
+    spectrum,
+)
 from .sweep import Engine
-from .vision import Task,make,prepare
+from .vision import Task, make, prepare
 from .vision import missing as no_data
 from .vision import stats as image_stats
 
@@ -40,164 +67,165 @@ from .vision import stats as image_stats
 @dataclass(frozen=True)
 class WaveRun(Recipe):
     "A network of coordinates that learns a signal from a few points"
-    net:CoordinateNet = NETS['relu']      # What is trained
-    start:str = 'random'                  # One of `STARTS`: what it has learned before
-    start_lo:float = -1.5                 # Where that was sampled
-    start_hi:float = 1.5
-    start_n:int = 96                      # At how many points
-    start_steps:int = 2500                # And how long it was learned
-    start_lr:float = 2e-3
-    signal:Signal = SIGNALS['two sines']  # What is to be learned
-    lo:float = 0.                         # The first point
-    hi:float = 10.                        # The last point
-    n:int = 8                             # Points, equally spaced
-    opt:str = 'adam'                      # One of `bandwidth.OPTS`
-    lr:float = 1e-3
-    steps:int = 1000
-    settle:int = 250                      # Further steps at a tenth of the rate
-    every:int = 0                         # Steps between two looks at the frequencies of the signal; 0: none
-    watch:float = 0.                      # A frequency whose amplitude is recorded before and after; 0: none
-    probes:int = 0                        # For the trace of the Hessian; 0: it is not looked at
-    curve:bool = False                    # Record what the network says, before and after?
-    seed:int = 0                          # Of the weights
-    density:int = 0                       # Steps of Lanczos' method for the spectrum of the Hessian; 0: it is not looked at
-    later:ClassVar[tuple] = ('density',)
+    net: CoordinateNet = NETS['relu']      # What is trained
+    start: str = 'random'                  # One of `STARTS`: what it has learned before
+    start_lo: float = -1.5                 # Where that was sampled
+    start_hi: float = 1.5
+    start_n: int = 96                      # At how many points
+    start_steps: int = 2500                # And how long it was learned
+    start_lr: float = 2e-3
+    signal: Signal = SIGNALS['two sines']  # What is to be learned
+    lo: float = 0.                         # The first point
+    hi: float = 10.                        # The last point
+    n: int = 8                             # Points, equally spaced
+    opt: str = 'adam'                      # One of `bandwidth.OPTS`
+    lr: float = 1e-3
+    steps: int = 1000
+    settle: int = 250                      # Further steps at a tenth of the rate
+    every: int = 0                         # Steps between two looks at the frequencies of the signal; 0: none
+    watch: float = 0.                      # A frequency whose amplitude is recorded before and after; 0: none
+    probes: int = 0                        # For the trace of the Hessian; 0: it is not looked at
+    curve: bool = False                    # Record what the network says, before and after?
+    seed: int = 0                          # Of the weights
+    density: int = 0                       # Steps of Lanczos' method for the spectrum of the Hessian; 0: it is not looked at
+    later: ClassVar[tuple] = ('density',)
 
 # %% ../nbs/53_waves.ipynb #f0d44104
 _SEEN = 512     # points at which a function is looked at
 
 def _fits(what, f, length, n, field):
     "Refuse frequencies that `n` points over a length cannot tell from lower ones"
-    if 2*f*length>=n: raise ReinitError(f'{what}={f:g} is too high for {field}={n} points over a length of {length:g}, which tell frequencies apart below {n/2/length:g}')
+    if 2 * f * length >= n: raise ReinitError(f'{what}={f:g} is too high for {field}={n} points over a length of {length:g}, which tell frequencies apart below {n/2/length:g}')
 
 def _check_waves(r):
     "Frequencies that can be seen, and a signal that is not zero"
-    s,before = r.signal,STARTS[r.start]
-    if r.watch: _fits('watch', r.watch, r.hi-r.lo, _SEEN, 'a grid of n')
-    if before is not None and before.freqs: _fits(f'start={r.start!r}: frequency', max(before.freqs), r.start_hi-r.start_lo, r.start_n, 'start_n')
-    if not s.offset and not any(h for f,h in zip(s.freqs, s.heights) if f): raise ReinitError('signal is zero everywhere: an error relative to it has no meaning')
+    s, before = r.signal, STARTS[r.start]
+    if r.watch: _fits('watch', r.watch, r.hi - r.lo, _SEEN, 'a grid of n')
+    if before is not None and before.freqs: _fits(f'start={r.start!r}: frequency', max(before.freqs), r.start_hi - r.start_lo, r.start_n, 'start_n')
+    if not s.offset and not any(h for f, h in zip(s.freqs, s.heights) if f): raise ReinitError('signal is zero everywhere: an error relative to it has no meaning')
     if r.every and not s.freqs: raise ReinitError(f'every={r.every}: the target is constant, and has no frequencies to be followed; give every=0')
-    if r.every: _fits('signal: frequency', max(s.freqs), r.hi-r.lo, _SEEN, 'a grid of n')
+    if r.every: _fits('signal: frequency', max(s.freqs), r.hi - r.lo, _SEEN, 'a grid of n')
 
 # %% ../nbs/53_waves.ipynb #e80cff81
 @patch
-def check(self:WaveRun):
-    check_choice('start', self.start, STARTS); check_choice('opt', self.opt, ('sgd','adam'))
-    for k in ('lr','start_lr'): check_number(k, getattr(self, k), 0, lo_open=True)
-    for k in ('n','steps','start_n','start_steps'): check_number(k, getattr(self, k), 1, integer=True)
-    for k in ('settle','every','seed','probes','density'): check_number(k, getattr(self, k), 0, integer=True)
+def check(self: WaveRun):
+    check_choice('start', self.start, STARTS)
+    check_choice('opt', self.opt, ('sgd', 'adam'))
+    for k in ('lr', 'start_lr'): check_number(k, getattr(self, k), 0, lo_open=True)
+    for k in ('n', 'steps', 'start_n', 'start_steps'): check_number(k, getattr(self, k), 1, integer=True)
+    for k in ('settle', 'every', 'seed', 'probes', 'density'): check_number(k, getattr(self, k), 0, integer=True)
     check_number('watch', self.watch, 0)
-    if self.probes==1: raise ReinitError('probes=1 has no standard error: give 2 or more, or 0')
-    for a,b in (('lo','hi'),('start_lo','start_hi')):
-        if not getattr(self, b)>getattr(self, a): raise ReinitError(f'{b}={getattr(self, b)} should be larger than {a}={getattr(self, a)}')
+    if self.probes == 1: raise ReinitError('probes=1 has no standard error: give 2 or more, or 0')
+    for a, b in (('lo', 'hi'), ('start_lo', 'start_hi')):
+        if not getattr(self, b) > getattr(self, a): raise ReinitError(f'{b}={getattr(self, b)} should be larger than {a}={getattr(self, a)}')
     _check_waves(self)
 
 # %% ../nbs/53_waves.ipynb #1b127f1a
-_STARTING = ('start','start_lo','start_hi','start_n','start_steps','start_lr')
-_COMMON = (*_STARTING,'lo','hi','n','opt','steps','settle','every','watch')
+_STARTING = ('start', 'start_lo', 'start_hi', 'start_n', 'start_steps', 'start_lr')
+_COMMON = (*_STARTING, 'lo', 'hi', 'n', 'opt', 'steps', 'settle', 'every', 'watch')
 
 def _alike(r): return (r.net.act, r.net.dims, *(getattr(r, k) for k in _COMMON))
 
-def plan(recipes:Sequence[WaveRun], # Any
-         size:int=20 # Most runs of a portion
-        )->list: # Portions, each of which fits into one stack
+def plan(recipes: Sequence[WaveRun],  # Any
+         size: int = 20  # Most runs of a portion
+        ) -> list:  # Portions, each of which fits into one stack
     "Runs that can be trained together; those with the same start come next to each other"
     groups = {}
     for r in recipes: groups.setdefault(_alike(r), []).append(r)
     ordered = [sorted(g, key=lambda r: (repr(r.net), r.seed)) for g in groups.values()]
-    return [g[i:i+size] for g in ordered for i in range(0, len(g), size)]
+    return [g[i:i + size] for g in ordered for i in range(0, len(g), size)]
 
 # %% ../nbs/53_waves.ipynb #1d2cf683
 def _copies(unique, which):
     "A stack of copies of members of another one"
     s = CoordinateStack([unique.nets[i] for i in which], [unique.seeds[i] for i in which])
-    s.W,s.b = ([p[which].clone() for p in ps] for ps in (unique.W, unique.b))
+    s.W, s.b = ([p[which].clone() for p in ps] for ps in (unique.W, unique.b))
     return s
 
 def _started(runs):
     "The networks of a portion before they see their points, and for each the loss that its start was left with"
     keys = list(dict.fromkeys((r.net, r.seed) for r in runs))
-    u,r = CoordinateStack(*zip(*keys)),runs[0]
+    u, r = CoordinateStack(*zip(*keys)), runs[0]
     rec = pretrain(u, r.start, r.start_lo, r.start_hi, r.start_n, r.start_steps, r.start_lr)
-    left = [math.nan]*len(u) if rec is None else rec.losses[rec.losses.step==rec.steps[-1]].sort_values('member').loss.tolist()
+    left = [math.nan] * len(u) if rec is None else rec.losses[rec.losses.step == rec.steps[-1]].sort_values('member').loss.tolist()
     which = [keys.index((o.net, o.seed)) for o in runs]
-    return _copies(u, which),[left[i] for i in which]
+    return _copies(u, which), [left[i] for i in which]
 
 # %% ../nbs/53_waves.ipynb #6f828d15
-def points(run:WaveRun)->Tensor: # n × 1
+def points(run: WaveRun) -> Tensor:  # n × 1
     "Where the signal is sampled"
-    return torch.linspace(run.lo, run.hi, run.n, dtype=torch.float64)[:,None]
+    return torch.linspace(run.lo, run.hi, run.n, dtype=torch.float64)[:, None]
 
-def train(runs:Sequence[WaveRun] # One portion of `plan`
-         )->tuple: # The trained stack, what it said before (members × 512 × 1), the `Record`, losses of the start
+def train(runs: Sequence[WaveRun]  # One portion of `plan`
+         ) -> tuple:  # The trained stack, what it said before (members × 512 × 1), the `Record`, losses of the start
     "Train a portion"
-    r,(s,left) = runs[0],_started(runs)
-    x,p = points(r),grid(r.lo, r.hi, _SEEN)
-    y,lr = torch.stack([o.signal(x) for o in runs]),[o.lr for o in runs]
+    r, (s, left) = runs[0], _started(runs)
+    x, p = points(r), grid(r.lo, r.hi, _SEEN)
+    y, lr = torch.stack([o.signal(x) for o in runs]), [o.lr for o in runs]
     before = s(p.points()).double()
     rec = fit(s, x, y, r.steps, lr, r.opt, r.every or r.steps, p if r.every else None)
-    if r.settle: fit(s, x, y, r.settle, [.1*o for o in lr], r.opt, r.settle)
-    return s,before,rec,left
+    if r.settle: fit(s, x, y, r.settle, [.1 * o for o in lr], r.opt, r.settle)
+    return s, before, rec, left
 
 # %% ../nbs/53_waves.ipynb #6cab4d95
-def _rms(t): return t.double().square().mean((1,2)).sqrt()
+def _rms(t): return t.double().square().mean((1, 2)).sqrt()
 
 def _bands(g, unit, when):
     "Centroid and edge of each member's spectrum"
     b = bandwidth(spectra_of(g, unit, first='member'))
-    return [{f'centroid{when}':c, f'edge{when}':e} for c,e in zip(b.centroid, b.edge)]
+    return [{f'centroid{when}': c, f'edge{when}': e} for c, e in zip(b.centroid, b.edge)]
 
 def _spikes(g, run, when):
     "Amplitude of the watched frequency"
     if not run.watch: return [{} for _ in g]
-    a = coefficients(g[...,0], [run.watch], run.hi-run.lo).abs()[:,0]
-    return [{f'spike{when}':v} for v in a.tolist()]
+    a = coefficients(g[..., 0], [run.watch], run.hi - run.lo).abs()[:, 0]
+    return [{f'spike{when}': v} for v in a.tolist()]
 
 # %% ../nbs/53_waves.ipynb #8fcc68c5
 def _settled(rec, runs):
     "For each run the step from which on each frequency of its signal is there"
     if rec.probe is None: return [{} for _ in runs]
     out = []
-    for m,r in enumerate(runs):
+    for m, r in enumerate(runs):
         d = rec.amplitudes(r.signal.freqs, r.signal, 'none')
-        c = convergence(d[d.member==m], .2)
-        out.append({f'step_{f:g}':v for f,v in zip(c.frequency, c.step)})
+        c = convergence(d[d.member == m], .2)
+        out.append({f'step_{f:g}': v for f, v in zip(c.frequency, c.step)})
     return out
 
 def _density(net, data, steps, seed, loss=None):
     "Nodes of the Hessian's spectrum and their weights, as text"
     d = spectral_density(net, data, steps, 1, loss, seed)
-    return {k:' '.join(f'{v:.4g}' for v in d[c]) for k,c in (('nodes','eigenvalue'),('weights','weight'))}
+    return {k: ' '.join(f'{v:.4g}' for v in d[c]) for k, c in (('nodes', 'eigenvalue'), ('weights', 'weight'))}
 
 def _sharpness(net, x, y, r):
     "Trace of the Hessian, its error, mean and largest eigenvalue, in double precision"
-    net,data = net.double(),(x.double(), y.double())
+    net, data = net.double(), (x.double(), y.double())
     t = hessian_trace(net, data, r.probes, F.mse_loss, r.seed).iloc[0]
     row = dict(trace=t.trace, trace_error=t.error, mean_eigenvalue=t['mean'], top=float(top_eigenvalues(net, data, 1, F.mse_loss, seed=r.seed).eigenvalue[0]))
     return row | (_density(net, data, r.density, r.seed, F.mse_loss) if r.density else {})
 
 # %% ../nbs/53_waves.ipynb #c2174ebf
-def _said(g, n=256): return ' '.join(f'{v:.4g}' for v in g.flatten()[::len(g)//n].tolist())
+def _said(g, n=256): return ' '.join(f'{v:.4g}' for v in g.flatten()[::len(g) // n].tolist())
 
 def _row(s, m, r, before, after, y, left):
     "The measurements of member `m` that are not batched"
     x = points(r)
-    loss = float((s.member(m)(x.float()).detach().double()-r.signal(x)).square().mean())
-    row = dict(start_loss=left, loss=loss, error=float(_rms((after-y)[m:m+1])/_rms(y[m:m+1])), distance=float(_rms((after-before)[m:m+1])/_rms(y[m:m+1])))
+    loss = float((s.member(m)(x.float()).detach().double() - r.signal(x)).square().mean())
+    row = dict(start_loss=left, loss=loss, error=float(_rms((after - y)[m:m + 1]) / _rms(y[m:m + 1])), distance=float(_rms((after - before)[m:m + 1]) / _rms(y[m:m + 1])))
     if r.curve: row |= dict(before=_said(before[m]), after=_said(after[m]))
     return row | (_sharpness(s.member(m), x, r.signal(x), r) if r.probes else {})
 
-def run(recipes:Sequence[WaveRun] # One portion of `plan`
-       )->list[list[dict]]: # For each recipe one row
+def run(recipes: Sequence[WaveRun]  # One portion of `plan`
+       ) -> list[list[dict]]:  # For each recipe one row
     "Train and measure a portion"
-    s,before,rec,left = train(recipes)
-    r,p = recipes[0],grid(recipes[0].lo, recipes[0].hi, _SEEN)
-    after,y = s(p.points()).double(),torch.stack([o.signal(p.points()) for o in recipes])
-    lost = [o for o,g in zip(recipes, after) if not g.isfinite().all()]
+    s, before, rec, left = train(recipes)
+    r, p = recipes[0], grid(recipes[0].lo, recipes[0].hi, _SEEN)
+    after, y = s(p.points()).double(), torch.stack([o.signal(p.points()) for o in recipes])
+    lost = [o for o, g in zip(recipes, after) if not g.isfinite().all()]
     if lost: raise ReinitError(f'{len(lost)} of {len(recipes)} runs diverged, the first with lr={lost[0].lr:g} and seed={lost[0].seed}: give a smaller lr')
     parts = [_bands(before, p.unit, 0), _bands(after, p.unit, 1), _spikes(before, r, 0), _spikes(after, r, 1), _settled(rec, recipes)]
-    rows = [_row(s, m, o, before, after, y, left[m]) for m,o in enumerate(recipes)]
-    return [[row | {k:v for d in ds for k,v in d.items()}] for row,*ds in zip(rows, *parts)]
+    rows = [_row(s, m, o, before, after, y, left[m]) for m, o in enumerate(recipes)]
+    return [[row | {k: v for d in ds for k, v in d.items()}] for row, *ds in zip(rows, *parts)]
 
 WAVES = Engine(plan, run)
 
@@ -215,129 +243,129 @@ def _wave(name, at, seed, depth=4, net={}, **kw):
 def _seeds(at, smoke=2, laptop=5, paper=10): return range(by_scale(smoke, laptop, paper, at))
 
 # %% ../nbs/53_waves.ipynb #84ca72cf
-_DEPTHS = ('relu','gaussian','sine','gaussian low')
+_DEPTHS = ('relu', 'gaussian', 'sine', 'gaussian low')
 _DESCENT = dict(opt='sgd', lr=1e-4, settle=0)      # what the paper states for experiment 1
 
-def depths(scale:str|None=None # As in `core.scale`
-          )->list[WaveRun]:
+def depths(scale: str | None = None  # As in `core.scale`
+          ) -> list[WaveRun]:
     "Experiment 1: the two sines from eight points, by activation and depth"
     at = get_scale(scale)
-    values,how = by_scale((1,3), (2,4,6), (2,4,6,8), at),by_scale({}, {}, _DESCENT | dict(steps=100_000), at)
-    return [_wave(k, at, s, d, probes=by_scale(2, 30, 200, at), curve=s==0, **how) for s in _seeds(at) for k,d in product(_DEPTHS, values)]
+    values, how = by_scale((1, 3), (2, 4, 6), (2, 4, 6, 8), at), by_scale({}, {}, _DESCENT | dict(steps=100_000), at)
+    return [_wave(k, at, s, d, probes=by_scale(2, 30, 200, at), curve=s == 0, **how) for s in _seeds(at) for k, d in product(_DEPTHS, values)]
 
-def widths(scale:str|None=None)->list[WaveRun]:
+def widths(scale: str | None = None) -> list[WaveRun]:
     "Experiment 1 with other widths of Gaussian and sine, shallow and deep"
     at = get_scale(scale)
-    values = dict(gaussian=by_scale((1.,), (.05,.3,1.), (.05,.3,1.), at), sine=by_scale((1.,), (.1,.5,1.), (.1,.5,1.), at))
+    values = dict(gaussian=by_scale((1.,), (.05, .3, 1.), (.05, .3, 1.), at), sine=by_scale((1.,), (.1, .5, 1.), (.1, .5, 1.), at))
     how = by_scale({}, {}, _DESCENT | dict(steps=100_000), at)
-    return [_wave(k, at, s, d, dict(a=a), **how) for s in _seeds(at) for k,v in values.items() for a,d in product(v, by_scale((1,3), (2,6), (2,4,6,8), at))]
+    return [_wave(k, at, s, d, dict(a=a), **how) for s in _seeds(at) for k, v in values.items() for a, d in product(v, by_scale((1, 3), (2, 6), (2, 4, 6, 8), at))]
 
 # %% ../nbs/53_waves.ipynb #a19c8ef2
-_FEW = dict(relu={2:30_000, 6:20_000})     # steps of gradient descent at laptop scale; 3,000 for the others
+_FEW = dict(relu={2: 30_000, 6: 20_000})     # steps of gradient descent at laptop scale; 3,000 for the others
 
-def optimizers(scale:str|None=None)->list[WaveRun]:
+def optimizers(scale: str | None = None) -> list[WaveRun]:
     "Experiment 1 with the other optimizer: gradient descent as the paper states it, and Adam where `depths` has that"
     at = get_scale(scale)
-    if at=='paper': return [r.replace(opt='adam', lr=RATES[r.net.act], steps=10_000, settle=1000, curve=False) for r in depths(at)]
-    nets = by_scale((('relu',1.),('gaussian',.1),('sine',.2)), (('relu',1.),('gaussian',.1),('gaussian',.3),('sine',.2),('sine',.5)), None, at)
+    if at == 'paper': return [r.replace(opt='adam', lr=RATES[r.net.act], steps=10_000, settle=1000, curve=False) for r in depths(at)]
+    nets = by_scale((('relu', 1.), ('gaussian', .1), ('sine', .2)), (('relu', 1.), ('gaussian', .1), ('gaussian', .3), ('sine', .2), ('sine', .5)), None, at)
     def steps(k, d): return by_scale(20, _FEW.get(k, {}).get(d, 3000), None, at)
-    return [_wave(k, at, s, d, dict(a=a), **_DESCENT | dict(steps=steps(k, d))) for s in _seeds(at, 2, 3) for k,a in nets for d in by_scale((1,3), (2,6), None, at)]
+    return [_wave(k, at, s, d, dict(a=a), **_DESCENT | dict(steps=steps(k, d))) for s in _seeds(at, 2, 3) for k, a in nets for d in by_scale((1, 3), (2, 6), None, at)]
 
 # %% ../nbs/53_waves.ipynb #52e6f7d0
-def sequences(scale:str|None=None)->list[WaveRun]:
+def sequences(scale: str | None = None) -> list[WaveRun]:
     "Experiment 2: six sines from dense samples, by activation"
     at = get_scale(scale)
-    steps = {'relu he':by_scale(20, 1500, 20_000, at), 'gaussian':by_scale(20, 600, 10_000, at), 'sine':by_scale(20, 600, 10_000, at)}
-    return [_wave(k, at, s, signal=SIGNALS['six sines'], lo=0., hi=1., n=by_scale(64, 192, 512, at), steps=n, settle=0, every=max(1, n//60), **(dict(lr=2e-3) if 'relu' in k else {}))
-            for k,n in steps.items() for s in _seeds(at, 2, 3)]
+    steps = {'relu he': by_scale(20, 1500, 20_000, at), 'gaussian': by_scale(20, 600, 10_000, at), 'sine': by_scale(20, 600, 10_000, at)}
+    return [_wave(k, at, s, signal=SIGNALS['six sines'], lo=0., hi=1., n=by_scale(64, 192, 512, at), steps=n, settle=0, every=max(1, n // 60), **(dict(lr=2e-3) if 'relu' in k else {}))
+            for k, n in steps.items() for s in _seeds(at, 2, 3)]
 
 # %% ../nbs/53_waves.ipynb #ef008e37
-_REST = {'c':('gaussian','random'), 'd':('gaussian low','random')}
-ARMS = {'a':('relu','random'), 'a he':('relu he','random'), 'b high':('relu he','high'), 'b dc':('relu he','dc')} | _REST
-PAPER_ARMS = {'a':('relu','random'), 'b high':('relu','high'), 'b dc':('relu','dc')} | _REST
+_REST = {'c': ('gaussian', 'random'), 'd': ('gaussian low', 'random')}
+ARMS = {'a': ('relu', 'random'), 'a he': ('relu he', 'random'), 'b high': ('relu he', 'high'), 'b dc': ('relu he', 'dc')} | _REST
+PAPER_ARMS = {'a': ('relu', 'random'), 'b high': ('relu', 'high'), 'b dc': ('relu', 'dc')} | _REST
 
-def arms(scale:str|None=None)->list[WaveRun]:
+def arms(scale: str | None = None) -> list[WaveRun]:
     "Experiment 3: a sine from four points, after different starts"
     at = get_scale(scale)
     kw = dict(signal=SIGNALS['sine'], lo=-1.5, hi=1.5, n=4, watch=5., start_n=by_scale(64, 96, 256, at), start_steps=by_scale(20, 2500, 20_000, at), probes=by_scale(2, 30, 200, at))
-    return [_wave(k, at, s, start=start, curve=s==0, **kw) for s in _seeds(at) for k,start in by_scale(ARMS, ARMS, PAPER_ARMS, at).values()]
+    return [_wave(k, at, s, start=start, curve=s == 0, **kw) for s in _seeds(at) for k, start in by_scale(ARMS, ARMS, PAPER_ARMS, at).values()]
 
 # %% ../nbs/53_waves.ipynb #455130fe
-SIDES = {('relu','low'):('relu he','random'), ('relu','high'):('relu he','high'), ('gaussian','low'):('gaussian low','random'), ('gaussian','high'):('gaussian','random')}
-PAPER_SIDES = SIDES | {('relu','low'):('relu','random'), ('relu','high'):('relu','high 3')}
+SIDES = {('relu', 'low'): ('relu he', 'random'), ('relu', 'high'): ('relu he', 'high'), ('gaussian', 'low'): ('gaussian low', 'random'), ('gaussian', 'high'): ('gaussian', 'random')}
+PAPER_SIDES = SIDES | {('relu', 'low'): ('relu', 'random'), ('relu', 'high'): ('relu', 'high 3')}
 
 def _few_points(at, k, start, signal, seed, **kw):
     "A run of experiment 5; `signal` is the paper's, on [0, 10]"
-    lo,hi = by_scale((-1.,2.), (-1.,2.), (0.,10.), at)
-    if at!='paper': signal = signal.replace(freqs=tuple(10/3*o for o in signal.freqs))
+    lo, hi = by_scale((-1., 2.), (-1., 2.), (0., 10.), at)
+    if at != 'paper': signal = signal.replace(freqs=tuple(10 / 3 * o for o in signal.freqs))
     kw = dict(start_n=by_scale(64, 96, 256, at), start_steps=by_scale(20, 2500, 20_000, at), probes=by_scale(2, 50, 200, at), steps=by_scale(20, 3000, 10_000, at), settle=by_scale(5, 750, 1000, at)) | kw
     return _wave(k, at, seed, start=start, signal=signal, lo=lo, hi=hi, start_lo=lo, start_hi=hi, **kw)
 
-def minima(scale:str|None=None)->list[WaveRun]:
+def minima(scale: str | None = None) -> list[WaveRun]:
     "Experiment 5: random signals from eight points, and the Hessian, for some with its whole spectrum"
     at = get_scale(scale)
-    whole = [by_scale(5, 40, 80, at)]*by_scale(1, 3, 20, at)+[0]*20
-    return [_few_points(at, k, start, f, i%5, density=whole[i]) for k,start in by_scale(SIDES, SIDES, PAPER_SIDES, at).values() for i,f in enumerate(random_signals(by_scale(3, 20, 20, at)))]
+    whole = [by_scale(5, 40, 80, at)] * by_scale(1, 3, 20, at) + [0] * 20
+    return [_few_points(at, k, start, f, i % 5, density=whole[i]) for k, start in by_scale(SIDES, SIDES, PAPER_SIDES, at).values() for i, f in enumerate(random_signals(by_scale(3, 20, 20, at)))]
 
 # %% ../nbs/53_waves.ipynb #9f4fbd70
-def resolved(scale:str|None=None)->list[WaveRun]:
+def resolved(scale: str | None = None) -> list[WaveRun]:
     "Experiment 5 with signals that eight points resolve, for Gaussian networks; none at laptop scale"
     at = get_scale(scale)
-    slow = [f.replace(freqs=tuple(.35*o for o in f.freqs)) for f in random_signals(20)[:by_scale(3, 0, 20, at)]]
-    return [_few_points(at, k, 'random', f, i%5) for k in ('gaussian low','gaussian') for i,f in enumerate(slow)]
+    slow = [f.replace(freqs=tuple(.35 * o for o in f.freqs)) for f in random_signals(20)[:by_scale(3, 0, 20, at)]]
+    return [_few_points(at, k, 'random', f, i % 5) for k in ('gaussian low', 'gaussian') for i, f in enumerate(slow)]
 
-def variances(scale:str|None=None)->list[WaveRun]:
+def variances(scale: str | None = None) -> list[WaveRun]:
     "Experiments 3d and 5 with 0.03 as the variance of the weights"
     at = get_scale(scale)
-    low = [r for r in minima(at) if r.net.init=='normal'][:by_scale(3, 10, 20, at)]
-    return [r.replace(net=r.net.replace(sigma=.03**.5), curve=False, density=0) for r in (*arms(at), *low) if r.net.init=='normal']
+    low = [r for r in minima(at) if r.net.init == 'normal'][:by_scale(3, 10, 20, at)]
+    return [r.replace(net=r.net.replace(sigma=.03**.5), curve=False, density=0) for r in (*arms(at), *low) if r.net.init == 'normal']
 
 # %% ../nbs/53_waves.ipynb #ef1d5c51
-def trials(scale:str|None=None)->list[WaveRun]:
+def trials(scale: str | None = None) -> list[WaveRun]:
     "What ReLU networks learn within the budget: fast waves with Xavier's and He's weights, and the six sines with Xavier's"
     at = get_scale(scale)
-    waves = (('high',-1.5,1.5),('high',-1.,2.),('high 3',0.,10.))
+    waves = (('high', -1.5, 1.5), ('high', -1., 2.), ('high 3', 0., 10.))
     kw = dict(lr=2e-3, settle=0, n=by_scale(64, 96, 256, at), steps=by_scale(20, 2500, 20_000, at))
-    fast = [_wave(k, at, s, signal=SIGNALS[f], lo=lo, hi=hi, **kw) for k in ('relu','relu he') for f,lo,hi in waves for s in _seeds(at, 1, 1, 3)]
-    return fast + [r.replace(net=r.net.replace(init='xavier'), lr=RATES['relu']) for r in sequences(at) if r.net.act=='relu']
+    fast = [_wave(k, at, s, signal=SIGNALS[f], lo=lo, hi=hi, **kw) for k in ('relu', 'relu he') for f, lo, hi in waves for s in _seeds(at, 1, 1, 3)]
+    return fast + [r.replace(net=r.net.replace(init='xavier'), lr=RATES['relu']) for r in sequences(at) if r.net.act == 'relu']
 
 # %% ../nbs/53_waves.ipynb #ec4b2e11
 @dataclass(frozen=True)
 class LawRun(Recipe):
     "Both sides of the law of weak spectral bias, for one network"
-    name:str = 'relu'   # One of `bandwidth.NETS`
-    width:int = 256     # Of its layers
-    points:int = 512    # Of the grid
-    seed:int = 0        # Of the weights
+    name: str = 'relu'   # One of `bandwidth.NETS`
+    width: int = 256     # Of its layers
+    points: int = 512    # Of the grid
+    seed: int = 0        # Of the weights
     def check(self):
         check_choice('name', self.name, NETS)
-        for k in ('width','points'): check_number(k, getattr(self, k), 1, integer=True)
+        for k in ('width', 'points'): check_number(k, getattr(self, k), 1, integer=True)
 
-def run_laws(recipes:Sequence[LawRun])->list: # For each, one row
+def run_laws(recipes: Sequence[LawRun]) -> list:  # For each, one row
     "`f4_evidence` for every recipe"
-    return [f4_evidence([r.name], [r.seed], probe=grid(-1, 1, r.points), width=r.width).drop(columns=['net','seed']).to_dict('records') for r in recipes]
+    return [f4_evidence([r.name], [r.seed], probe=grid(-1, 1, r.points), width=r.width).drop(columns=['net', 'seed']).to_dict('records') for r in recipes]
 
 LAWS = Engine(lambda rs: [[r] for r in rs], run_laws)
 
-def laws(scale:str|None=None)->list[LawRun]:
+def laws(scale: str | None = None) -> list[LawRun]:
     "Three activations, several seeds"
     at = get_scale(scale)
-    return [LawRun(k, *by_scale((16,64), (256,512), (256,512), at), s) for s in _seeds(at, 2, 3) for k in ('relu','gaussian','sine')]
+    return [LawRun(k, *by_scale((16, 64), (256, 512), (256, 512), at), s) for s in _seeds(at, 2, 3) for k in ('relu', 'gaussian', 'sine')]
 
 # %% ../nbs/53_waves.ipynb #5fc884e0
-VGGS = dict(vgg11=(1,1,2,2,2), vgg16=(2,2,3,3,3))   # convolutions before each pool
+VGGS = dict(vgg11=(1, 1, 2, 2, 2), vgg16=(2, 2, 3, 3, 3))   # convolutions before each pool
 
-def vgg(name:str='vgg11', # One of `VGGS`
-        **kwargs # As in `NetOptions`
-       )->nn.Sequential: # `block1` … , `head`
+def vgg(name: str = 'vgg11',  # One of `VGGS`
+        **kwargs  # As in `NetOptions`
+       ) -> nn.Sequential:  # `block1` … , `head`
     "VGG with one dense layer; pools that would leave less than a pixel are left out"
-    o = NetOptions(**{'norm':'batch', **kwargs})
-    ci,blocks,side = o.c_in,[],o.size
+    o = NetOptions(**{'norm': 'batch', **kwargs})
+    ci, blocks, side = o.c_in, [], o.size
     with torch.device('meta'):
-        for c,n in zip((64,128,256,512,512), VGGS[check_choice('name', name, VGGS)]):
-            pool = side>1
-            for i in range(n): blocks.append(conv_block(o, ci, ci:=o.ch(c), pool=pool and i==n-1))
-            side = side//2 if pool else side
+        for c, n in zip((64, 128, 256, 512, 512), VGGS[check_choice('name', name, VGGS)]):
+            pool = side > 1
+            for i in range(n): blocks.append(conv_block(o, ci, ci := o.ch(c), pool=pool and i == n - 1))
+            side = side // 2 if pool else side
         head = pooled_head(o, ci)
     return _assemble(blocks, head, o)
 
@@ -345,379 +373,392 @@ def vgg(name:str='vgg11', # One of `VGGS`
 class Added(nn.Module):
     "What `body` says, added to its input"
     def __init__(self, body): super().__init__(); self.body = body
-    def forward(self, x): return x+self.body(x)
+    def forward(self, x): return x + self.body(x)
 
-def convmixer(depth:int=4, # Blocks
-              kernel:int=3, # Of the depthwise convolutions
-              patch:int=2, # Pixels a side
-              **kwargs # As in `NetOptions`
-             )->nn.Sequential: # `block1` … , `head`
+def convmixer(depth: int = 4,  # Blocks
+              kernel: int = 3,  # Of the depthwise convolutions
+              patch: int = 2,  # Pixels a side
+              **kwargs  # As in `NetOptions`
+             ) -> nn.Sequential:  # `block1` … , `head`
     "ConvMixer with ReLU"
-    o = NetOptions(**{'norm':'batch', **kwargs})
+    o = NetOptions(**{'norm': 'batch', **kwargs})
     c = o.ch(256)
     def mixer(): return named(spatial=Added(conv_block(o, c, c, kernel, groups=c)), pointwise=conv_block(o, c, c, 1))
-    with torch.device('meta'): blocks,head = [conv_block(o, o.c_in, c, patch, patch, 0), *(mixer() for _ in range(depth))],pooled_head(o, c)
+    with torch.device('meta'): blocks, head = [conv_block(o, o.c_in, c, patch, patch, 0), *(mixer() for _ in range(depth))], pooled_head(o, c)
     return _assemble(blocks, head, o)
 
-OWN = MODELS | {k:partial(vgg, k) for k in VGGS} | dict(convmixer=convmixer)
+OWN = MODELS | {k: partial(vgg, k) for k in VGGS} | dict(convmixer=convmixer)
 
 # %% ../nbs/53_waves.ipynb #4e56c11c
-def image_net(name:str, # One of `OWN`, or `torchvision:…`, `timm:…`
-              n_out:int=10, # Classes
-              seed:int=0, # Of the weights
-              **kwargs # As in `NetOptions`, for networks of our own
-             )->nn.Module:
+def image_net(name: str,  # One of `OWN`, or `torchvision:…`, `timm:…`
+              n_out: int = 10,  # Classes
+              seed: int = 0,  # Of the weights
+              **kwargs  # As in `NetOptions`, for networks of our own
+             ) -> nn.Module:
     "A network by name, with the weights of a seed"
-    zoo,_,short = name.rpartition(':')
+    zoo, _, short = name.rpartition(':')
     if not zoo: return OWN[check_choice('model', name, OWN)](n_out=n_out, seed=seed, **kwargs)
-    find,classes = ZOOS[check_choice('zoo', zoo, ZOOS)]
+    find, classes = ZOOS[check_choice('zoo', zoo, ZOOS)]
     maker = find(short)
     if maker is None: raise ReinitError(f'model={name!r}: {zoo} has no network {short!r}, or is not installed')
     with _same_luck():      # they draw from the global generator
         torch.manual_seed(seed)
-        return maker(**{classes:n_out})
+        return maker(**{classes: n_out})
 
 # %% ../nbs/53_waves.ipynb #b83a1413
-PHASES = ('none','random','swapped','constant')
+PHASES = ('none', 'random', 'swapped', 'constant')
 
 @dataclass(frozen=True)
 class ImageRun(Recipe):
     "An image network that has learned other labels before"
-    model:str = 'resnet18'    # As in `image_net`
-    task:Task = Task('cifar10', n_train=500, valid=0., size=16)
-    labels:str = 'none'       # One of `PHASES`: what is learned before the right labels
-    width:float = 1.          # Of networks of our own
-    init:str = 'he'           # Of networks of our own: one of `models.INITS`
-    epochs:int = 60           # At most, in each phase
-    lr:float = 1e-3           # Of Adam
-    batch:int = 50            # Images in a step
-    n_test:int|None = 2000    # Test images, spread evenly; None: all
-    looked:int = 200          # Training images at which gradients and Hessian are measured
-    probes:int = 0            # For the trace of the Hessian; 0: it is not looked at
-    seed:int = 0              # Of images, weights, labels and order
-    density:int = 0           # As in `WaveRun`
-    later:ClassVar[tuple] = ('density',)
+    model: str = 'resnet18'    # As in `image_net`
+    task: Task = Task('cifar10', n_train=500, valid=0., size=16)
+    labels: str = 'none'       # One of `PHASES`: what is learned before the right labels
+    width: float = 1.          # Of networks of our own
+    init: str = 'he'           # Of networks of our own: one of `models.INITS`
+    epochs: int = 60           # At most, in each phase
+    lr: float = 1e-3           # Of Adam
+    batch: int = 50            # Images in a step
+    n_test: int | None = 2000    # Test images, spread evenly; None: all
+    looked: int = 200          # Training images at which gradients and Hessian are measured
+    probes: int = 0            # For the trace of the Hessian; 0: it is not looked at
+    seed: int = 0              # Of images, weights, labels and order
+    density: int = 0           # As in `WaveRun`
+    later: ClassVar[tuple] = ('density',)
 
     def check(self):
-        check_choice('labels', self.labels, PHASES); check_choice('init', self.init, INITS)
-        for k in ('epochs','batch','looked'): check_number(k, getattr(self, k), 1, integer=True)
-        for k in ('width','lr'): check_number(k, getattr(self, k), 0, lo_open=True)
-        for k in ('probes','density'): check_number(k, getattr(self, k), 0, integer=True)
-        if self.probes==1: raise ReinitError('probes=1 has no standard error: give 2 or more, or 0')
+        check_choice('labels', self.labels, PHASES)
+        check_choice('init', self.init, INITS)
+        for k in ('epochs', 'batch', 'looked'): check_number(k, getattr(self, k), 1, integer=True)
+        for k in ('width', 'lr'): check_number(k, getattr(self, k), 0, lo_open=True)
+        for k in ('probes', 'density'): check_number(k, getattr(self, k), 0, integer=True)
+        if self.probes == 1: raise ReinitError('probes=1 has no standard error: give 2 or more, or 0')
 
 # %% ../nbs/53_waves.ipynb #e903a782
 def _tensors(task, part, norm, n=None):
     "Images of a part, normalised, and labels; at most `n`, spread evenly"
-    i = np.arange(len(part)) if n is None or n>=len(part) else np.linspace(0, len(part)-1, n).round().astype(int)
+    i = np.arange(len(part)) if n is None or n >= len(part) else np.linspace(0, len(part) - 1, n).round().astype(int)
     x = torch.from_numpy(np.asarray(part.x[part.idx[i]]))
-    x = x[:,None] if x.ndim==3 else x.permute(0,3,1,2)
-    x = prepare(task, x, *((task.size,)*2 if task.size else x.shape[2:]))
-    if norm is not None: x = (x-torch.tensor(norm[0]).view(-1, 1, 1))/torch.tensor(norm[1]).view(-1, 1, 1)
-    return x.contiguous(),torch.from_numpy(part.y[i])
+    x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
+    x = prepare(task, x, *((task.size,) * 2 if task.size else x.shape[2:]))
+    if norm is not None: x = (x - torch.tensor(norm[0]).view(-1, 1, 1)) / torch.tensor(norm[1]).view(-1, 1, 1)
+    return x.contiguous(), torch.from_numpy(part.y[i])
 
-def images(run:ImageRun # Task, seed and `n_test` matter
-          )->tuple: # Training sample, test sample, classes
+def images(run: ImageRun  # Task, seed and `n_test` matter
+          ) -> tuple:  # Training sample, test sample, classes
     "The data of a run"
-    tr,_,te = make(run.task, Streams(run.seed))
+    tr, _, te = make(run.task, Streams(run.seed))
     norm = image_stats(run.task, tr)
-    return _tensors(run.task, tr, norm),_tensors(run.task, te, norm, run.n_test),tr.c
+    return _tensors(run.task, tr, norm), _tensors(run.task, te, norm, run.n_test), tr.c
 
 # %% ../nbs/53_waves.ipynb #c60f3511
 LEVELS = np.linspace(.002, .998, 41)     # of the quantiles that are recorded of gradients
 
-def look(net:nn.Module, # Any classifier
-         x:Tensor, # Images
-         when:int # 0: before the right labels, 1: after
-        )->dict: # width, centroid, edge, quantiles, each with `when`
+def look(net: nn.Module,  # Any classifier
+         x: Tensor,  # Images
+         when: int  # 0: before the right labels, 1: after
+        ) -> dict:  # width, centroid, edge, quantiles, each with `when`
     "The spectrum of an image network: gradients at the pixels, and frequencies along lines"
     g = input_gradients(net, x).double().flatten()
     b = bandwidth(average(spectrum(net, lines(x, 8, 128)))).iloc[0]
     q = ' '.join(f'{v:.3g}' for v in np.quantile(g.numpy(), LEVELS))
-    return {f'width{when}':float(g.square().mean().sqrt()), f'centroid{when}':float(b.centroid), f'edge{when}':float(b.edge), f'quantiles{when}':q}
+    return {f'width{when}': float(g.square().mean().sqrt()), f'centroid{when}': float(b.centroid), f'edge{when}': float(b.edge), f'quantiles{when}': q}
 
 def _hessian(net, data, probes, seed):
     t = hessian_trace(net, data, probes, seed=seed).iloc[0]
     return dict(trace=t.trace, trace_error=t.error, mean_eigenvalue=t['mean'], top=float(top_eigenvalues(net, data, 1, tol=.02, seed=seed).eigenvalue[0]))
 
 # %% ../nbs/53_waves.ipynb #e2c9cc6e
-def run_image(run:ImageRun)->list[dict]: # One row
+def run_image(run: ImageRun) -> list[dict]:  # One row
     "Train on the labels of the recipe, then on the right ones, and measure"
-    train,test,c = images(run)
+    train, test, c = images(run)
     kw = dict(size=train[0].shape[2], c_in=train[0].shape[1], width=run.width, init=run.init) if ':' not in run.model else {}
-    net,opts = image_net(run.model, c, run.seed, **kw).to(default_device()),dict(epochs=run.epochs, lr=run.lr, bs=run.batch)
-    some = train[0][:run.looked],train[1][:run.looked]
-    row = {f'{k}_init':v for k,v in look(net, some[0], 0).items() if 'quantiles' not in k}
-    first = fit_labels(net, train, run.labels, seed=run.seed, **opts).iloc[-1] if run.labels!='none' else dict(epoch=0, accuracy=math.nan)
+    net, opts = image_net(run.model, c, run.seed, **kw).to(default_device()), dict(epochs=run.epochs, lr=run.lr, bs=run.batch)
+    some = train[0][:run.looked], train[1][:run.looked]
+    row = {f'{k}_init': v for k, v in look(net, some[0], 0).items() if 'quantiles' not in k}
+    first = fit_labels(net, train, run.labels, seed=run.seed, **opts).iloc[-1] if run.labels != 'none' else dict(epoch=0, accuracy=math.nan)
     row |= dict(start_epochs=int(first['epoch']), start_acc=first['accuracy']) | look(net, some[0], 0)
-    log = fit_labels(net, train, 'right', seed=run.seed+1, **opts).iloc[-1]
+    log = fit_labels(net, train, 'right', seed=run.seed + 1, **opts).iloc[-1]
     row |= dict(used_epochs=int(log.epoch)) | look(net, some[0], 1)
-    for k,d in (('train',train),('test',test)): row |= {f'{k}_{m}':float(v) for m,v in evaluate(net, d).iloc[0][['loss','accuracy']].items()}
+    for k, d in (('train', train), ('test', test)): row |= {f'{k}_{m}': float(v) for m, v in evaluate(net, d).iloc[0][['loss', 'accuracy']].items()}
     if run.probes: row |= _hessian(net, some, run.probes, run.seed)
     if run.density: row |= _density(net, some, run.density, run.seed)
-    return [row | dict(reached=bool(row['train_accuracy']==1 and (run.labels=='none' or row['start_acc']==1)))]
+    return [row | dict(reached=bool(row['train_accuracy'] == 1 and (run.labels == 'none' or row['start_acc'] == 1)))]
 
 IMAGES = Engine(lambda rs: [[r] for r in rs], lambda rs: [run_image(r) for r in rs], processes=True, missing=lambda r: no_data(r.task.dataset))
 
 # %% ../nbs/53_waves.ipynb #1a050ee4
-PAPER_NETS = ('torchvision:vgg11','torchvision:vgg16','torchvision:resnet18','torchvision:resnet50','torchvision:densenet121','torchvision:efficientnet_b0','torchvision:alexnet','timm:seresnet50','timm:convmixer_768_32')
-THIN = (('vgg11',1/8,5,3),('resnet18',1/8,3,3),('vgg16',1/8,3,3),('convmixer',1/4,3,3))   # width; seeds for CIFAR-10 and CIFAR-100
+PAPER_NETS = ('torchvision:vgg11', 'torchvision:vgg16', 'torchvision:resnet18', 'torchvision:resnet50', 'torchvision:densenet121', 'torchvision:efficientnet_b0', 'torchvision:alexnet', 'timm:seresnet50', 'timm:convmixer_768_32')
+THIN = (('vgg11', 1 / 8, 5, 3), ('resnet18', 1 / 8, 3, 3), ('vgg16', 1 / 8, 3, 3), ('convmixer', 1 / 4, 3, 3))   # width; seeds for CIFAR-10 and CIFAR-100
 
-def _nets(at, d): # Network, width and seeds
-    return by_scale((('resnet18',1/16,2),), tuple((k,w,b if d=='cifar100' else a) for k,w,a,b in THIN), tuple((k,1.,5) for k in PAPER_NETS), at)
+def _nets(at, d):  # Network, width and seeds
+    return by_scale((('resnet18', 1 / 16, 2),), tuple((k, w, b if d == 'cifar100' else a) for k, w, a, b in THIN), tuple((k, 1., 5) for k in PAPER_NETS), at)
 
-def _looked_before(d, k, s): return d=='cifar10' and (k=='vgg11' or k=='resnet18' and s<3)   # these were recorded before spectra of the Hessian were
+def _looked_before(d, k, s): return d == 'cifar10' and (k == 'vgg11' or k == 'resnet18' and s < 3)   # these were recorded before spectra of the Hessian were
 
-def pictures(scale:str|None=None, # As in `core.scale`
-             datasets:Sequence[str]=('cifar10','cifar100') # At smoke scale it is digits
-            )->list[ImageRun]:
+def pictures(scale: str | None = None,  # As in `core.scale`
+             datasets: Sequence[str] = ('cifar10', 'cifar100')  # At smoke scale it is digits
+            ) -> list[ImageRun]:
     "Experiment 4: image networks with different starts"
     at = get_scale(scale)
     kw = dict(epochs=by_scale(2, 60, 400, at), batch=by_scale(16, 50, 128, at), n_test=by_scale(100, 2000, None, at), looked=by_scale(16, 100, 1000, at), probes=by_scale(2, 10, 100, at))
-    few,labels = dict(n_train=by_scale(50, 500, None, at), valid=0., size=by_scale(None, 16, 64, at)),by_scale(PHASES, PHASES[:3], PHASES, at)
-    def task(d): return Task(d, classes=20 if d=='cifar100' and at=='laptop' else None, **few)
+    few, labels = dict(n_train=by_scale(50, 500, None, at), valid=0., size=by_scale(None, 16, 64, at)), by_scale(PHASES, PHASES[:3], PHASES, at)
+    def task(d): return Task(d, classes=20 if d == 'cifar100' and at == 'laptop' else None, **few)
     def steps(d, k, s): return 0 if s or _looked_before(d, k, s) else by_scale(4, 40, 80, at)
-    def cap(d, k): return dict(epochs=120) if (at,d,k)==('laptop','cifar100','convmixer') else {}     # with 60, six of nine had one to six images wrong
-    return [ImageRun(k, task(d), o, w, seed=s, density=steps(d, k, s), **kw|cap(d, k)) for d in by_scale(('digits',), datasets, datasets, at) for k,w,n in _nets(at, d) for s in range(n) for o in labels]
+    def cap(d, k): return dict(epochs=120) if (at, d, k) == ('laptop', 'cifar100', 'convmixer') else {}     # with 60, six of nine had one to six images wrong
+    return [ImageRun(k, task(d), o, w, seed=s, density=steps(d, k, s), **kw | cap(d, k)) for d in by_scale(('digits',), datasets, datasets, at) for k, w, n in _nets(at, d) for s in range(n) for o in labels]
 
 # %% ../nbs/53_waves.ipynb #1decf1df
 def _power(df):
     "Mean square of the recorded signals"
-    return df['signal.offset']**2+np.array([sum(h*h for h in _numbers(o))/2 for o in df['signal.heights']])
+    return df['signal.offset']**2 + np.array([sum(h * h for h in _numbers(o)) / 2 for o in df['signal.heights']])
 
-def label(df:pd.DataFrame # Results of networks of coordinates
-         )->pd.DataFrame: # With columns act, depth, a, kind (the name in `NETS`, with its start), left (the loss, as a share of the signal's mean square)
+def label(df: pd.DataFrame  # Results of networks of coordinates
+         ) -> pd.DataFrame:  # With columns act, depth, a, kind (the name in `NETS`, with its start), left (the loss, as a share of the signal's mean square)
     "Results with short names"
-    d = df.rename(columns={'net.act':'act', 'net.depth':'depth', 'net.a':'a', 'net.sigma':'sigma'})
+    d = df.rename(columns={'net.act': 'act', 'net.depth': 'depth', 'net.a': 'a', 'net.sigma': 'sigma'})
     small = np.where(np.isclose(d.sigma, .03), ' low', d.sigma.map(' {:.2g}'.format))
-    weights = np.where(d['net.init']=='normal', small, np.where(d['net.init']=='he', ' he', ''))
-    start = np.where(d.start=='random', '', ', '+d.start)
-    return d.assign(kind=d.act+weights+start, left=d.loss/_power(df))
+    weights = np.where(d['net.init'] == 'normal', small, np.where(d['net.init'] == 'he', ' he', ''))
+    start = np.where(d.start == 'random', '', ', ' + d.start)
+    return d.assign(kind=d.act + weights + start, left=d.loss / _power(df))
 
 def _numbers(v): return [float(o) for o in str(v).strip('()[]').split(',') if o.strip()] if isinstance(v, str) else list(v)
 
 # %% ../nbs/53_waves.ipynb #a3a2f5f6
-def step_table(df:pd.DataFrame # Results of `sequences`
-              )->pd.DataFrame: # act, seed, frequency, step; missing if the frequency was not reached
+def step_table(df: pd.DataFrame  # Results of `sequences`
+              ) -> pd.DataFrame:  # act, seed, frequency, step; missing if the frequency was not reached
     "When each frequency was there"
-    d,cols = label(df),[c for c in df if c.startswith('step_')]
-    t = d.melt(['act','seed'], cols, 'frequency', 'step')
-    return t.assign(frequency=t.frequency.str[5:].astype(float)).sort_values(['act','seed','frequency'], ignore_index=True)
+    d, cols = label(df), [c for c in df if c.startswith('step_')]
+    t = d.melt(['act', 'seed'], cols, 'frequency', 'step')
+    return t.assign(frequency=t.frequency.str[5:].astype(float)).sort_values(['act', 'seed', 'frequency'], ignore_index=True)
 
 # %% ../nbs/53_waves.ipynb #4f30bf6b
-def order(t:pd.DataFrame # From `step_table`
-         )->pd.DataFrame: # act, seed, tau, reached
+def order(t: pd.DataFrame  # From `step_table`
+         ) -> pd.DataFrame:  # act, seed, tau, reached
     "Kendall's rank correlation between frequency and step; what was not reached comes last"
     def one(g):
         last = g.step.fillna(math.inf).rank(method='average')
         tau = stats.kendalltau(g.frequency, last).statistic
         return pd.Series(dict(tau=0. if math.isnan(tau) else tau, reached=int(g.step.notna().sum())))
-    return t.groupby(['act','seed'], sort=False).apply(one, include_groups=False).reset_index()
+    return t.groupby(['act', 'seed'], sort=False).apply(one, include_groups=False).reset_index()
 
 # %% ../nbs/53_waves.ipynb #2effd111
 def _ranks(M, among):
     "Ranks of each column within groups, about zero, relative to the size of the group"
     R = np.empty(M.shape)
     for k in np.unique(among):
-        i = among==k
-        R[i] = (stats.rankdata(M[i], axis=0)-(i.sum()+1)/2)/i.sum()
+        i = among == k
+        R[i] = (stats.rankdata(M[i], axis=0) - (i.sum() + 1) / 2) / i.sum()
     return R
 
 def _rho(M, among):
     "Rank correlations of the first column with the others, within groups"
-    with np.errstate(invalid='ignore', divide='ignore'): return np.corrcoef(_ranks(M, among), rowvar=False)[0,1:]
+    with np.errstate(invalid='ignore', divide='ignore'): return np.corrcoef(_ranks(M, among), rowvar=False)[0, 1:]
 
 # %% ../nbs/53_waves.ipynb #df2ffa4d
-def predictors(df:pd.DataFrame, # One row for each run
-               y:str='error', # What is to be predicted
-               xs:Sequence[str]=('centroid0','top','trace'), # By what; the first is compared with the others
-               group:str='seed', # Rows with the same are drawn together
-               n:int=1000, # Draws
-               seed:int=0, # Of the draws
-               within:str|None=None # Ranks are taken among rows with the same; default: among all
-              )->pd.DataFrame: # One row for each of `xs`: rho, lo, hi; ahead, ahead_lo, ahead_hi: the first's |rho| minus this one's; n, groups
+def predictors(df: pd.DataFrame,  # One row for each run
+               y: str = 'error',  # What is to be predicted
+               xs: Sequence[str] = ('centroid0', 'top', 'trace'),  # By what; the first is compared with the others
+               group: str = 'seed',  # Rows with the same are drawn together
+               n: int = 1000,  # Draws
+               seed: int = 0,  # Of the draws
+               within: str | None = None  # Ranks are taken among rows with the same; default: among all
+              ) -> pd.DataFrame:  # One row for each of `xs`: rho, lo, hi; ahead, ahead_lo, ahead_hi: the first's |rho| minus this one's; n, groups
     "Rank correlations with bootstrap intervals"
-    d = df[[y,group,*xs]].assign(_among=0 if within is None else pd.factorize(df[within])[0]).dropna()
-    if d[group].nunique()<2: raise ReinitError(f'group={group!r}: there are {d[group].nunique()} groups, and two or more are needed')
-    M,among,rng = d[[y,*xs]].to_numpy(dtype=float),d._among.to_numpy(),np.random.default_rng(seed)
+    d = df[[y, group, *xs]].assign(_among=0 if within is None else pd.factorize(df[within])[0]).dropna()
+    if d[group].nunique() < 2: raise ReinitError(f'group={group!r}: there are {d[group].nunique()} groups, and two or more are needed')
+    M, among, rng = d[[y, *xs]].to_numpy(dtype=float), d._among.to_numpy(), np.random.default_rng(seed)
     parts = list(d.reset_index(drop=True).groupby(group).indices.values())
     def draw(): return np.concatenate([parts[i] for i in rng.integers(len(parts), size=len(parts))])
     R = np.array([_rho(M[i], among[i]) for i in (draw() for _ in range(n))])
-    now,(lo,hi) = _rho(M, among),np.nanquantile(R, (.025,.975), axis=0)
-    alo,ahi = np.nanquantile(np.abs(R[:,:1])-np.abs(R), (.025,.975), axis=0)
-    return pd.DataFrame(dict(predictor=xs, rho=now, lo=lo, hi=hi, ahead=abs(now[0])-abs(now), ahead_lo=alo, ahead_hi=ahi, n=len(d), groups=len(parts)))
+    now, (lo, hi) = _rho(M, among), np.nanquantile(R, (.025, .975), axis=0)
+    alo, ahi = np.nanquantile(np.abs(R[:, :1]) - np.abs(R), (.025, .975), axis=0)
+    return pd.DataFrame(dict(predictor=xs, rho=now, lo=lo, hi=hi, ahead=abs(now[0]) - abs(now), ahead_lo=alo, ahead_hi=ahi, n=len(d), groups=len(parts)))
 
 # %% ../nbs/53_waves.ipynb #312606d9
-def curves(df:pd.DataFrame # Results with `curve`
-          )->pd.DataFrame: # kind, depth, seed, x, target, before, after
+def curves(df: pd.DataFrame  # Results with `curve`
+          ) -> pd.DataFrame:  # kind, depth, seed, x, target, before, after
     "What was recorded of functions, in the long form"
     rows = []
     for o in label(df[df.get('after', pd.Series(index=df.index, dtype=object)).notna()]).to_dict('records'):
-        b,a = (np.array(o[k].split(), dtype=float) for k in ('before','after'))
-        x = o['lo']+(o['hi']-o['lo'])*np.arange(len(a))/len(a)
-        f,h = (np.atleast_1d(np.array(_numbers(o[f'signal.{k}']))) for k in ('freqs','heights'))
-        y = o['signal.offset']+(h[:,None]*np.sin(2*np.pi*f[:,None]*x)).sum(0)
+        b, a = (np.array(o[k].split(), dtype=float) for k in ('before', 'after'))
+        x = o['lo'] + (o['hi'] - o['lo']) * np.arange(len(a)) / len(a)
+        f, h = (np.atleast_1d(np.array(_numbers(o[f'signal.{k}']))) for k in ('freqs', 'heights'))
+        y = o['signal.offset'] + (h[:, None] * np.sin(2 * np.pi * f[:, None] * x)).sum(0)
         rows.append(pd.DataFrame(dict(kind=o['kind'], depth=o['depth'], seed=o['seed'], x=x, target=y, before=b, after=a)))
     if not rows: raise ReinitError('df has no recorded curves: take runs with curve=True')
     return pd.concat(rows, ignore_index=True)
 
 # %% ../nbs/53_waves.ipynb #d46e145f
-def plot_curves(t:pd.DataFrame, # From `curves`, of one seed
-                by:str='kind', # A panel for each value of this column
-                points:int=8 # Training points, to be drawn
-               ): # One Axes for each
+def plot_curves(t: pd.DataFrame,  # From `curves`, of one seed
+                by: str = 'kind',  # A panel for each value of this column
+                points: int = 8  # Training points, to be drawn
+               ):  # One Axes for each
     "Interpolations: the signal, its samples, and what the network makes of them"
     keys = list(dict.fromkeys(t[by]))
     axs = _panels(len(keys))
-    for ax,k in zip(axs, keys):
-        g = t[t[by]==k]
-        i = np.linspace(0, len(g)-1, points).round().astype(int)
-        ax.plot(g.x, g.target, 'k:', lw=1); ax.plot(g.x, g.after, lw=1); ax.plot(g.x.iloc[i], g.target.iloc[i], 'k.', ms=5)
+    for ax, k in zip(axs, keys):
+        g = t[t[by] == k]
+        i = np.linspace(0, len(g) - 1, points).round().astype(int)
+        ax.plot(g.x, g.target, 'k:', lw=1)
+        ax.plot(g.x, g.after, lw=1)
+        ax.plot(g.x.iloc[i], g.target.iloc[i], 'k.', ms=5)
         ax.set(title=k, xlabel='x')
     return axs
 
 def _panels(n, height=2.2):
     import matplotlib.pyplot as plt
-    return plt.subplots(ncols=n, figsize=(min(11, 2.7*n), height), layout='constrained', squeeze=False, sharey=True)[1][0]
+    return plt.subplots(ncols=n, figsize=(min(11, 2.7 * n), height), layout='constrained', squeeze=False, sharey=True)[1][0]
 
 # %% ../nbs/53_waves.ipynb #8b16dc68
-def plot_before_after(t:pd.DataFrame, # From `curves`, of one seed
-                      by:str='kind', # A panel for each value of this column
-                      ): # One Axes for each
+def plot_before_after(t: pd.DataFrame,  # From `curves`, of one seed
+                      by: str = 'kind',  # A panel for each value of this column
+                      ):  # One Axes for each
     "Amplitude spectra before and after training"
     keys = list(dict.fromkeys(t[by]))
     axs = _panels(len(keys))
-    for ax,k in zip(axs, keys):
-        g = t[t[by]==k]
-        unit = (g.x.iloc[1]-g.x.iloc[0])*len(g)
-        for c in ('before','after'):
+    for ax, k in zip(axs, keys):
+        g = t[t[by] == k]
+        unit = (g.x.iloc[1] - g.x.iloc[0]) * len(g)
+        for c in ('before', 'after'):
             A = amplitudes_of(torch.tensor(g[c].to_numpy()))
-            ax.plot(np.arange(1, len(A))/unit, A[1:], lw=1, label=c)
-        ax.set(title=k, xlabel='frequency', xscale='log', yscale='log', ylim=(1e-4,None))
-    axs[0].set_ylabel('amplitude'); axs[-1].legend(frameon=False, fontsize='small')
+            ax.plot(np.arange(1, len(A)) / unit, A[1:], lw=1, label=c)
+        ax.set(title=k, xlabel='frequency', xscale='log', yscale='log', ylim=(1e-4, None))
+    axs[0].set_ylabel('amplitude')
+    axs[-1].legend(frameon=False, fontsize='small')
     return axs
 
 # %% ../nbs/53_waves.ipynb #a27d8e40
-def plot_steps(t:pd.DataFrame # From `step_table`
-              ): # One Axes for each activation
+def plot_steps(t: pd.DataFrame  # From `step_table`
+              ):  # One Axes for each activation
     "When each frequency was there; open: not within the steps of the run"
     acts = list(dict.fromkeys(t.act))
     axs = _panels(len(acts))
-    for ax,a in zip(axs, acts):
-        g = t[t.act==a]
-        top = 1.1*t.step.max() if t.step.notna().any() else 1.
-        for i,(_,h) in enumerate(g.groupby('seed')):
+    for ax, a in zip(axs, acts):
+        g = t[t.act == a]
+        top = 1.1 * t.step.max() if t.step.notna().any() else 1.
+        for i, (_, h) in enumerate(g.groupby('seed')):
             ok = h.step.notna()
-            ax.plot(h.frequency[ok], h.step[ok], 'o-', ms=4, lw=1, c=f'C{i}'); ax.plot(h.frequency[~ok], [top]*int((~ok).sum()), 'o', mfc='none', ms=4, c=f'C{i}')
+            ax.plot(h.frequency[ok], h.step[ok], 'o-', ms=4, lw=1, c=f'C{i}')
+            ax.plot(h.frequency[~ok], [top] * int((~ok).sum()), 'o', mfc='none', ms=4, c=f'C{i}')
         ax.set(title=a, xlabel='frequency')
     axs[0].set_ylabel('step')
     return axs
 
 # %% ../nbs/53_waves.ipynb #b00dc9fc
-def densities(df:pd.DataFrame, # Results of `pictures`
-              when:int=0 # 0: before the right labels, 1: after
-             )->pd.DataFrame: # model, labels, seed, gradient, density
+def densities(df: pd.DataFrame,  # Results of `pictures`
+              when: int = 0  # 0: before the right labels, 1: after
+             ) -> pd.DataFrame:  # model, labels, seed, gradient, density
     "Histograms of the gradients at the pixels, from the quantiles that were recorded"
     rows = []
     for o in df.to_dict('records'):
         q = np.array(o[f'quantiles{when}'].split(), dtype=float)
-        keep = np.diff(q)>0
-        rows.append(pd.DataFrame(dict(model=o['model'], labels=o['labels'], seed=o['seed'], gradient=((q[1:]+q[:-1])/2)[keep], density=(np.diff(LEVELS)/np.where(keep, np.diff(q), 1))[keep])))
+        keep = np.diff(q) > 0
+        rows.append(pd.DataFrame(dict(model=o['model'], labels=o['labels'], seed=o['seed'], gradient=((q[1:] + q[:-1]) / 2)[keep], density=(np.diff(LEVELS) / np.where(keep, np.diff(q), 1))[keep])))
     return pd.concat(rows, ignore_index=True)
 
-def plot_densities(df:pd.DataFrame, # Results of `pictures`, of one network
-                   seed:int=0 # Of the runs to be shown
-                  ): # Two Axes: before and after the right labels
+def plot_densities(df: pd.DataFrame,  # Results of `pictures`, of one network
+                   seed: int = 0  # Of the runs to be shown
+                  ):  # Two Axes: before and after the right labels
     "Histograms of gradients by what was learned first"
-    axs = _panels(2, 2.6); axs[0].figure.set_figwidth(6.6)
-    for w,(ax,name) in enumerate(zip(axs, ('before the right labels','after the right labels'))):
-        for k,g in densities(df[df.seed==seed], w).groupby('labels', sort=False): ax.plot(g.gradient, g.density, lw=1, label=k, drawstyle='steps-mid')
+    axs = _panels(2, 2.6)
+    axs[0].figure.set_figwidth(6.6)
+    for w, (ax, name) in enumerate(zip(axs, ('before the right labels', 'after the right labels'))):
+        for k, g in densities(df[df.seed == seed], w).groupby('labels', sort=False): ax.plot(g.gradient, g.density, lw=1, label=k, drawstyle='steps-mid')
         ax.set(title=name, xlabel='gradient at a pixel', yscale='log')
-    axs[0].set_ylabel('density'); axs[1].legend(title='labels first', frameon=False, fontsize='small', bbox_to_anchor=(1,1), loc='upper left')
+    axs[0].set_ylabel('density')
+    axs[1].legend(title='labels first', frameon=False, fontsize='small', bbox_to_anchor=(1, 1), loc='upper left')
     return axs
 
 # %% ../nbs/53_waves.ipynb #49ff5101
 def plain_log(ax):
     "Few, readable numbers on a logarithmic axis, however little it spans"
-    from matplotlib.ticker import FormatStrFormatter,LogLocator,MaxNLocator,NullFormatter
-    span = np.log10(ax.get_xlim()[1]/ax.get_xlim()[0])
-    where = MaxNLocator(3) if span<.5 else LogLocator(subs=(1,2,5) if span<1.3 else (1,3) if span<2.5 else (1,))
-    ax.xaxis.set_major_locator(where); ax.xaxis.set_major_formatter(FormatStrFormatter('%g')); ax.xaxis.set_minor_formatter(NullFormatter())
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
+    span = np.log10(ax.get_xlim()[1] / ax.get_xlim()[0])
+    where = MaxNLocator(3) if span < .5 else LogLocator(subs=(1, 2, 5) if span < 1.3 else (1, 3) if span < 2.5 else (1,))
+    ax.xaxis.set_major_locator(where)
+    ax.xaxis.set_major_formatter(FormatStrFormatter('%g'))
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 PREDICTORS = dict(centroid0='centroid before', width0='width before', top='largest eigenvalue', trace='trace')   # how they are called in figures
 
-def plot_predictors(df:pd.DataFrame, # One row for each run
-                    y:str='error', # On the vertical axis
-                    xs:Sequence[str]=('centroid0','top','trace'), # A panel for each
-                    by:str='kind', # Colors
-                    log:bool=True, # Logarithmic axes, where values differ by a factor of ten or more?
-                    rhos:pd.DataFrame|None=None # From `predictors`: written above the panels
-                   ): # One Axes for each of `xs`
+def plot_predictors(df: pd.DataFrame,  # One row for each run
+                    y: str = 'error',  # On the vertical axis
+                    xs: Sequence[str] = ('centroid0', 'top', 'trace'),  # A panel for each
+                    by: str = 'kind',  # Colors
+                    log: bool = True,  # Logarithmic axes, where values differ by a factor of ten or more?
+                    rhos: pd.DataFrame | None = None  # From `predictors`: written above the panels
+                   ):  # One Axes for each of `xs`
     "How networks generalize, by what was measured"
     axs = _panels(len(xs), 3.2)
-    for ax,x in zip(axs, xs):
-        for k,g in df[df[x]>0].groupby(by, sort=False) if log else df.groupby(by, sort=False): ax.plot(g[x], g[y], 'o', ms=3, alpha=.7, label=k)
+    for ax, x in zip(axs, xs):
+        for k, g in df[df[x] > 0].groupby(by, sort=False) if log else df.groupby(by, sort=False): ax.plot(g[x], g[y], 'o', ms=3, alpha=.7, label=k)
         ax.set(xlabel=PREDICTORS.get(x, x))
-        if log: ax.set(**{f'{a}scale':'log' for a,v in (('x',df[x]),('y',df[y])) if v[v>0].max()>10*v[v>0].min()})
-        if ax.get_xscale()=='log' and df[x].max()<1e2*df[x][df[x]>0].min(): plain_log(ax)
+        if log: ax.set(**{f'{a}scale': 'log' for a, v in (('x', df[x]), ('y', df[y])) if v[v > 0].max() > 10 * v[v > 0].min()})
+        if ax.get_xscale() == 'log' and df[x].max() < 1e2 * df[x][df[x] > 0].min(): plain_log(ax)
         if rhos is not None: ax.set_title('ρ = {rho:.2f} [{lo:.2f}, {hi:.2f}]'.format(**rhos.set_index('predictor').loc[x]), fontsize='medium')
-    axs[0].set_ylabel(y); axs[0].figure.legend(*axs[0].get_legend_handles_labels(), frameon=False, loc='outside lower center', ncols=4, fontsize='small')
+    axs[0].set_ylabel(y)
+    axs[0].figure.legend(*axs[0].get_legend_handles_labels(), frameon=False, loc='outside lower center', ncols=4, fontsize='small')
     return axs
 
 # %% ../nbs/53_waves.ipynb #e138d4e1
-def plot_rhos(t:pd.DataFrame, # From `predictors`, several together
-              by:Sequence[str] # Columns that tell them apart
-             ): # Axes
+def plot_rhos(t: pd.DataFrame,  # From `predictors`, several together
+              by: Sequence[str]  # Columns that tell them apart
+             ):  # Axes
     "Rank correlations with their intervals, a row for each group, a color for each predictor"
     import matplotlib.pyplot as plt
-    rows,xs = list(dict.fromkeys(zip(*(t[b] for b in by)))),list(dict.fromkeys(t.predictor))
-    ax = plt.subplots(figsize=(7, .6+.33*len(rows)), layout='constrained')[1]
-    for i,x in enumerate(xs):
-        g = t[t.predictor==x]
-        at = [rows.index(k)+.18*(i-(len(xs)-1)/2) for k in zip(*(g[b] for b in by))]
-        ax.errorbar(g.rho, at, xerr=np.clip([g.rho-g.lo, g.hi-g.rho], 0, None), fmt='o', ms=3, lw=1, label=PREDICTORS.get(x, x))
-    ax.axvline(0, c='k', lw=.7, ls=':'); ax.set(xlim=(-1.05,1.05), xlabel='rank correlation with the error', yticks=range(len(rows)), yticklabels=[', '.join(map(str, r)) for r in rows])
-    ax.invert_yaxis(); ax.legend(frameon=False, fontsize='small', bbox_to_anchor=(1,1), loc='upper left')
+    rows, xs = list(dict.fromkeys(zip(*(t[b] for b in by)))), list(dict.fromkeys(t.predictor))
+    ax = plt.subplots(figsize=(7, .6 + .33 * len(rows)), layout='constrained')[1]
+    for i, x in enumerate(xs):
+        g = t[t.predictor == x]
+        at = [rows.index(k) + .18 * (i - (len(xs) - 1) / 2) for k in zip(*(g[b] for b in by))]
+        ax.errorbar(g.rho, at, xerr=np.clip([g.rho - g.lo, g.hi - g.rho], 0, None), fmt='o', ms=3, lw=1, label=PREDICTORS.get(x, x))
+    ax.axvline(0, c='k', lw=.7, ls=':')
+    ax.set(xlim=(-1.05, 1.05), xlabel='rank correlation with the error', yticks=range(len(rows)), yticklabels=[', '.join(map(str, r)) for r in rows])
+    ax.invert_yaxis()
+    ax.legend(frameon=False, fontsize='small', bbox_to_anchor=(1, 1), loc='upper left')
     return ax
 
 # %% ../nbs/53_waves.ipynb #d22801d3
-def eigenvalues(df:pd.DataFrame # Results with `density`
-               )->pd.DataFrame: # recipe, eigenvalue, weight, larger (the share of eigenvalues that are as large or larger); largest first
+def eigenvalues(df: pd.DataFrame  # Results with `density`
+               ) -> pd.DataFrame:  # recipe, eigenvalue, weight, larger (the share of eigenvalues that are as large or larger); largest first
     "Spectra of the Hessian that were recorded, in the long form"
     rows = []
     for o in df[df.get('nodes', pd.Series(index=df.index, dtype=object)).notna()].to_dict('records'):
-        e,w = (np.array(str(o[k]).split(), dtype=float) for k in ('nodes','weights'))
+        e, w = (np.array(str(o[k]).split(), dtype=float) for k in ('nodes', 'weights'))
         i = np.argsort(-e)
         rows.append(pd.DataFrame(dict(recipe=o['recipe'], eigenvalue=e[i], weight=w[i], larger=np.cumsum(w[i]))))
     if not rows: raise ReinitError('df has no recorded spectra of the Hessian: take runs with density')
     return pd.concat(rows, ignore_index=True)
 
 # %% ../nbs/53_waves.ipynb #56f3ebec
-def plot_hessians(df:pd.DataFrame, # Results with `density`
-                  panel:str, # A panel for each value of this column
-                  by:str, # A line for each value of this one
-                  least:float=1e-3 # Smaller eigenvalues are not drawn
-                 ): # One Axes for each panel
+def plot_hessians(df: pd.DataFrame,  # Results with `density`
+                  panel: str,  # A panel for each value of this column
+                  by: str,  # A line for each value of this one
+                  least: float = 1e-3  # Smaller eigenvalues are not drawn
+                 ):  # One Axes for each panel
     "Share of the Hessian's eigenvalues that are larger than a number"
-    e = eigenvalues(df).merge(df[['recipe',panel,by]], on='recipe')
-    keys,colors = list(dict.fromkeys(e[panel])),{k:f'C{i}' for i,k in enumerate(dict.fromkeys(e[by]))}
+    e = eigenvalues(df).merge(df[['recipe', panel, by]], on='recipe')
+    keys, colors = list(dict.fromkeys(e[panel])), {k: f'C{i}' for i, k in enumerate(dict.fromkeys(e[by]))}
     axs = _panels(len(keys), 2.6)
     axs[0].figure.set_figwidth(max(4.5, axs[0].figure.get_figwidth()))
-    for ax,k in zip(axs, keys):
-        for (b,_),g in e[(e[panel]==k) & (e.eigenvalue>least)].groupby([by,'recipe'], sort=False): ax.step(g.eigenvalue, g.larger, where='post', lw=1, c=colors[b])
-        ax.set(xlabel='eigenvalue', xscale='log', yscale='log'); ax.set_title(k, fontsize='small' if len(keys)>3 else 'medium')
+    for ax, k in zip(axs, keys):
+        for (b, _), g in e[(e[panel] == k) & (e.eigenvalue > least)].groupby([by, 'recipe'], sort=False): ax.step(g.eigenvalue, g.larger, where='post', lw=1, c=colors[b])
+        ax.set(xlabel='eigenvalue', xscale='log', yscale='log')
+        ax.set_title(k, fontsize='small' if len(keys) > 3 else 'medium')
     axs[0].set_ylabel('share that is larger')
-    axs[-1].legend([axs[-1].plot([], [], c=c, lw=1)[0] for c in colors.values()], list(colors), frameon=False, fontsize='small', bbox_to_anchor=(1,1), loc='upper left')
+    axs[-1].legend([axs[-1].plot([], [], c=c, lw=1)[0] for c in colors.values()], list(colors), frameon=False, fontsize='small', bbox_to_anchor=(1, 1), loc='upper left')
     return axs
 
 # %% ../nbs/53_waves.ipynb #3bf05eac
 LISTS = dict(depths=depths, arms=arms, sequences=sequences, minima=minima, laws=laws, widths=widths, variances=variances, optimizers=optimizers, resolved=resolved, trials=trials)   # in the order of importance
 EXPERIMENTS = dict(depths='1', widths='1, other widths', optimizers='1, other optimizer', sequences='2', arms='3', variances='3d and 5, 0.03 as variance', laws='the law', minima='5', resolved='5, slower signals', trials='what can be learned')
 
-def recipes(scale:str|None=None # As in `core.scale`
-           )->pd.DataFrame: # One row per list
+def recipes(scale: str | None = None  # As in `core.scale`
+           ) -> pd.DataFrame:  # One row per list
     "What is run for what"
     rows = []
-    for k,f in (LISTS|dict(pictures=pictures)).items():
+    for k, f in (LISTS | dict(pictures=pictures)).items():
         rs = f(scale)
         names = (r.model if isinstance(r, ImageRun) else r.name if isinstance(r, LawRun) else r.net.act for r in rs)
         rows.append(dict(list=k, experiment=EXPERIMENTS.get(k, '4'), runs=len(rs), networks=', '.join(dict.fromkeys(names)), seeds=len({r.seed for r in rs})))

@@ -9,10 +9,11 @@ __all__ = ['MaskCallback', 'WELSRCallback', 'WELSCallback', 'KELSCallback']
 from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from torch import Tensor
+
 from .blocks import drawn
-from .core import check_choice,check_number
-from .reinit import SCOPES,mask_channels,method_masks,n_redrawn,reinit
-from .rounds import RoundCallback,fresh
+from .core import check_choice, check_number
+from .reinit import SCOPES, mask_channels, method_masks, n_redrawn, reinit
+from .rounds import RoundCallback, fresh
 
 # %% ../nbs/33_wels.ipynb #1b02b901
 class MaskCallback(RoundCallback):
@@ -20,21 +21,22 @@ class MaskCallback(RoundCallback):
     method = 'WELSR'   # of `reinit.METHODS`
     @delegates(RoundCallback.__init__)
     def __init__(self,
-                 frac:float=.2, # Fraction that is redrawn
-                 scope:str='tensor', # … of each weight tensor, or of all together: `tensor` or `global`
+                 frac: float = .2,  # Fraction that is redrawn
+                 scope: str = 'tensor',  # … of each weight tensor, or of all together: `tensor` or `global`
                  **kwargs
                 ):
         super().__init__(**kwargs)
         store_attr('frac,scope')
-        check_number('frac', frac, 0, 1); check_choice('scope', scope, SCOPES)
+        check_number('frac', frac, 0, 1)
+        check_choice('scope', scope, SCOPES)
 
     def partly(self, b, r): return dict.fromkeys(drawn(b.model), 'masked')
-    def masks(self, ws:dict)->list[Tensor]: return method_masks(self.method, list(ws.values()), self.streams, self.frac, self.scope)
-    def planned(self, b): return {n:n_redrawn(self.frac, w.numel()) for n,w in drawn(b.model).items()} if self.scope=='tensor' else {}
+    def masks(self, ws: dict) -> list[Tensor]: return method_masks(self.method, list(ws.values()), self.streams, self.frac, self.scope)
+    def planned(self, b): return {n: n_redrawn(self.frac, w.numel()) for n, w in drawn(b.model).items()} if self.scope == 'tensor' else {}
     def weights(self, ws, r):
         masks = dict(zip(ws, self.masks(ws)))
         eta = fresh(self.parts.model, ws, self.init, self.streams)
-        return {n:reinit(w, masks[n], eta[n]) for n,w in ws.items()},masks
+        return {n: reinit(w, masks[n], eta[n]) for n, w in ws.items()}, masks
 
 # %% ../nbs/33_wels.ipynb #98c1ee4d
 class WELSRCallback(MaskCallback): "WELSR: redraw a random fraction, another one in each round"
@@ -48,15 +50,15 @@ class KELSCallback(MaskCallback):
     "KELS: keep the first channels of every layer, redraw the others"
     @delegates(RoundCallback.__init__)
     def __init__(self,
-                 keep:float=.8, # Share of the channels that are kept
+                 keep: float = .8,  # Share of the channels that are kept
                  **kwargs
                 ):
-        super().__init__(1-check_number('keep', keep, 0, 1), **kwargs)
+        super().__init__(1 - check_number('keep', keep, 0, 1), **kwargs)
         store_attr('keep')
 
     def masks(self, ws):
-        first,*_,last = ws
-        return [mask_channels(w, self.keep, inputs=n!=first, outputs=n!=last) for n,w in ws.items()]
+        first, *_, last = ws
+        return [mask_channels(w, self.keep, inputs=n != first, outputs=n != last) for n, w in ws.items()]
     def planned(self, b):
         ws = drawn(b.model)
-        return {n:int(m.sum()) for n,m in zip(ws, self.masks(ws))}
+        return {n: int(m.sum()) for n, m in zip(ws, self.masks(ws))}

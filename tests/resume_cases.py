@@ -1,15 +1,21 @@
 """Killed and resumed equals never killed, to the last bit. Processes are forked and really killed (SIGKILL), by a probe at a given batch or event: no test looks at a clock.
 
 A resumed process begins with another seed of the network and of the global generators, so that nothing can be right by chance: all must come from the file."""
-import gc, io, os, random, signal, sys, traceback, warnings
+import gc
+import io
+import os
+import random
+import signal
+import sys
+import traceback
+import warnings
 from contextlib import redirect_stdout
 from functools import partial
 from importlib import import_module
-import fastai.callback.schedule
+
 import numpy as np
 import pytest
 import torch
-import reinit_nb.core
 from fastai.callback.core import Callback
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback
@@ -19,27 +25,29 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import Adam, OptimWrapper, SGD, ranger
+from fastai.optimizer import SGD, Adam, OptimWrapper, ranger
 from fastcore.foundation import L
+
+import reinit_nb.core
 from reinit_nb.checkpoint import CheckpointCallback, read_checkpoint
 from reinit_nb.models import model
 from reinit_nb.rounds import RoundCallback
 from reinit_nb.vision import Task, dls
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs os.fork')
-EPOCHS,EVERY = 4,3   # of 5 batches: 90 images in batches of 18
+EPOCHS, EVERY = 4, 3   # of 5 batches: 90 images in batches of 18
 
 # ---------------------------------------------------------------- methods
 
-_methods = {'LW':('lw','LayerwiseCallback',{}), 'LW, frozen, slice':('lw','LayerwiseCallback',dict(freeze=True, opt_state='slice')), 'WELS':('wels','WELSCallback',{}), 'WELSR':('wels','WELSRCallback',{}),
-            'KELS':('wels','KELSCallback',{}), 'DSD':('dsd','DSDCallback',{}), 'dense-sparse-dense':('dsd','DenseSparseDenseCallback',{}), 'FC':('fc','FCHeadCallback',{}),
-            'LLF':('fc','LLFCallback',dict(layer='block3')), 'RIFLE':('fc','RIFLECallback',{}), 'BL':('controls','BLCallback',{}), 'warm restart':('controls','WarmRestartCallback',{}),
-            'rescale':('controls','RescaleCallback',{}), 'shrink and perturb':('controls','ShrinkPerturbCallback',{})}
+_methods = {'LW': ('lw', 'LayerwiseCallback', {}), 'LW, frozen, slice': ('lw', 'LayerwiseCallback', dict(freeze=True, opt_state='slice')), 'WELS': ('wels', 'WELSCallback', {}), 'WELSR': ('wels', 'WELSRCallback', {}),
+            'KELS': ('wels', 'KELSCallback', {}), 'DSD': ('dsd', 'DSDCallback', {}), 'dense-sparse-dense': ('dsd', 'DenseSparseDenseCallback', {}), 'FC': ('fc', 'FCHeadCallback', {}),
+            'LLF': ('fc', 'LLFCallback', dict(layer='block3')), 'RIFLE': ('fc', 'RIFLECallback', {}), 'BL': ('controls', 'BLCallback', {}), 'warm restart': ('controls', 'WarmRestartCallback', {}),
+            'rescale': ('controls', 'RescaleCallback', {}), 'shrink and perturb': ('controls', 'ShrinkPerturbCallback', {})}
 
 def methods():
     "Name → factory, of the modules that exist"
     res = {}
-    for name,(mod,cls,kw) in _methods.items():
+    for name, (mod, cls, kw) in _methods.items():
         try: res[name] = partial(getattr(import_module(f'reinit_nb.{mod}'), cls), **kw)
         except ModuleNotFoundError: pass
     return res
@@ -53,19 +61,19 @@ def in_child(f):
     "Run `f` in a forked process; its signal, or 0"
     sys.stdout.flush()
     pid = os.fork()
-    if pid==0:
+    if pid == 0:
         code = 1
         try:
             torch.set_num_threads(1)
             gc.disable()                             # it would touch, and so copy, all that was inherited
-            reinit_nb.core.os.fsync = lambda f: None # guards against a loss of power; a kill loses nothing that was written
+            reinit_nb.core.os.fsync = lambda f: None  # guards against a loss of power; a kill loses nothing that was written
             warnings.simplefilter('ignore')
             with redirect_stdout(io.StringIO()): f()
             code = 0
         except BaseException: traceback.print_exc()
         finally: os._exit(code)
     status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status)==0, 'the child ended with an error'
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, 'the child ended with an error'
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
@@ -75,41 +83,45 @@ class At(Callback):
     order = 2000
     def __init__(self, event, epoch, batch=None): setattr(self, event, partial(self.check, epoch, batch))
     def check(self, epoch, batch):
-        if self.learn.epoch==epoch and (batch is None or self.learn.training and self.learn.iter==batch): die()
+        if self.learn.epoch == epoch and (batch is None or self.learn.training and self.learn.iter == batch): die()
 
 def intervening(r):
     "Die in `intervene` before round `r`, when weights have been overwritten"
     plain = RoundCallback.note
-    RoundCallback.note = lambda self, at, *args: die() if at==r else plain(self, at, *args)
+    RoundCallback.note = lambda self, at, *args: die() if at == r else plain(self, at, *args)
 
 def writing(n):
     "Die between the temporary file and its name, when the `n`-th checkpoint is written"
-    plain,seen = os.replace,[]
+    plain, seen = os.replace, []
     def replace(a, b):
         seen.append(a)
-        if len(seen)==n: assert os.path.getsize(a); die()
+        if len(seen) == n: assert os.path.getsize(a); die()
         plain(a, b)
     reinit_nb.core.os.replace = replace
 
-MIDDLE,END,EPOCH_END = At('before_backward', 2, 4), At('after_validate', 2), At('after_epoch', 2)
+MIDDLE, END, EPOCH_END = At('before_backward', 2, 4), At('after_validate', 2), At('after_epoch', 2)
 KILLS = [partial(intervening, 2), MIDDLE, END, partial(writing, 2), EPOCH_END]
 
 # ---------------------------------------------------------------- runs
 
 def net_learner(task=Task('digits', n_train=100), opt_func=partial(SGD, mom=.9), again=0, cbs=(), **kw):
     "A small network; `again` gives it another start, which must not matter"
-    random.seed(again); np.random.seed(again); torch.manual_seed(again)
+    random.seed(again)
+    np.random.seed(again)
+    torch.manual_seed(again)
     return Learner(dls(task, bs=18, device='cpu'), model('scnn', c_in=1, size=8, width=.125, seed=again, **kw), metrics=accuracy, opt_func=opt_func, cbs=cbs).remove_cb(ProgressCallback)
 
 def plain_learner(again=0, opt_func=Adam):
     "fastai's own loaders, shuffled by Python's generator, and images changed by NumPy's and torch's"
     rng = np.random.RandomState(0)
     x = torch.tensor(rng.randn(100, 1, 8, 8), dtype=torch.float32)
-    items = list(zip(x, (x.sum((1,2,3))>0).long()))
+    items = list(zip(x, (x.sum((1, 2, 3)) > 0).long()))
     random.seed(0)   # of the order: these loaders are made with a seed that is drawn
-    after = lambda b: (b[0]*np.random.uniform(.9, 1.1)+.01*torch.randn(()), b[1])
+    after = lambda b: (b[0] * np.random.uniform(.9, 1.1) + .01 * torch.randn(()), b[1])
     data = DataLoaders(DataLoader(items[:90], bs=18, shuffle=True, drop_last=True, after_batch=after), DataLoader(items[90:], bs=5), device='cpu')
-    random.seed(again); np.random.seed(again); torch.manual_seed(again)
+    random.seed(again)
+    np.random.seed(again)
+    torch.manual_seed(again)
     return Learner(data, model('scnn', c_in=1, size=8, n_out=2, width=.125, seed=again, dropout=.3), CrossEntropyLossFlat(), opt_func=opt_func, metrics=accuracy).remove_cb(ProgressCallback)
 
 def final(learn):
@@ -122,37 +134,37 @@ def final(learn):
 
 def differences(a, b, at=''):
     "Where two results differ, to the last bit"
-    if isinstance(a, torch.Tensor): return [] if a.dtype==b.dtype and torch.equal(a.nan_to_num(nan=-9.) if a.is_floating_point() else a, b.nan_to_num(nan=-9.) if b.is_floating_point() else b) else [at]
+    if isinstance(a, torch.Tensor): return [] if a.dtype == b.dtype and torch.equal(a.nan_to_num(nan=-9.) if a.is_floating_point() else a, b.nan_to_num(nan=-9.) if b.is_floating_point() else b) else [at]
     if isinstance(a, np.ndarray): return [] if np.array_equal(a, b) else [at]
-    if isinstance(a, dict): return [at+' keys'] if a.keys()!=b.keys() else [o for k in a for o in differences(a[k], b[k], f'{at}.{k}')]
-    if isinstance(a, (list,tuple,L)): return [at+' length'] if len(a)!=len(b) else [o for i,(x,y) in enumerate(zip(a, b)) for o in differences(x, y, f'{at}[{i}]')]
-    return [] if a is b or a==b or a!=a and b!=b else [at]
+    if isinstance(a, dict): return [at + ' keys'] if a.keys() != b.keys() else [o for k in a for o in differences(a[k], b[k], f'{at}.{k}')]
+    if isinstance(a, (list, tuple, L)): return [at + ' length'] if len(a) != len(b) else [o for i, (x, y) in enumerate(zip(a, b)) for o in differences(x, y, f'{at}[{i}]')]
+    return [] if a is b or a == b or a != a and b != b else [at]
 
 def fit(learn, cbs, method=LW, n=EPOCHS): learn.fit(n, .05, cbs=[method(), *cbs])
 
 def child(path, make, fit, kill=None, ckpt=True, again=0, every=EVERY):
     "A whole process: make a Learner, fit it, and leave its final state"
     def go():
-        cbs = [CheckpointCallback(path/'run.pth', every=every)] if ckpt else []
+        cbs = [CheckpointCallback(path / 'run.pth', every=every)] if ckpt else []
         if isinstance(kill, Callback): cbs.append(kill)
         elif kill: kill()
         learn = make(again=again)
         learn.path = path
         with learn.no_logging(): fit(learn, cbs)
-        torch.save(final(learn), path/'final.pth')
+        torch.save(final(learn), path / 'final.pth')
     return in_child(go)
 
-def result(path): return torch.load(path/'final.pth', weights_only=False)
+def result(path): return torch.load(path / 'final.pth', weights_only=False)
 
 def whole_and_killed(tmp_path, make, fit, kills, **kw):
     "Never killed, without a checkpoint, and killed in each of the places `kills`, one after the other"
-    for d in ('whole','killed'): (tmp_path/d).mkdir()
-    assert child(tmp_path/'whole', make, fit, ckpt=False)==0
-    for i,k in enumerate(kills): assert child(tmp_path/'killed', make, fit, k, again=i, **kw)==signal.SIGKILL, f'was not killed by number {i}'
-    assert not (tmp_path/'killed/final.pth').exists()
-    assert child(tmp_path/'killed', make, fit, again=len(kills), **kw)==0
-    assert not list((tmp_path/'killed').glob('.tmp-*'))
-    return result(tmp_path/'whole'),result(tmp_path/'killed')
+    for d in ('whole', 'killed'): (tmp_path / d).mkdir()
+    assert child(tmp_path / 'whole', make, fit, ckpt=False) == 0
+    for i, k in enumerate(kills): assert child(tmp_path / 'killed', make, fit, k, again=i, **kw) == signal.SIGKILL, f'was not killed by number {i}'
+    assert not (tmp_path / 'killed/final.pth').exists()
+    assert child(tmp_path / 'killed', make, fit, again=len(kills), **kw) == 0
+    assert not list((tmp_path / 'killed').glob('.tmp-*'))
+    return result(tmp_path / 'whole'), result(tmp_path / 'killed')
 
 @pytest.fixture(scope='module', autouse=True)
 def warm():
@@ -167,21 +179,21 @@ def warm():
 
 @pytest.mark.parametrize('method', METHODS)
 def test_methods(method, tmp_path):
-    kills = KILLS[method=='BL':3]   # BL never intervenes
-    a,b = whole_and_killed(tmp_path, net_learner, partial(fit, method=METHODS[method]), kills)
+    kills = KILLS[method == 'BL':3]   # BL never intervenes
+    a, b = whole_and_killed(tmp_path, net_learner, partial(fit, method=METHODS[method]), kills)
     assert not differences(a, b)
-    assert a['log'][0]['round'] or method=='BL'
+    assert a['log'][0]['round'] or method == 'BL'
 
 # ---------------------------------------------------------------- each place alone, and every batch
 
 def test_killed_once(tmp_path):
-    (tmp_path/'whole').mkdir()
-    assert child(tmp_path/'whole', net_learner, fit, ckpt=False)==0
-    for i,k in enumerate([*KILLS, At('after_fit', EPOCHS-1)]):
-        (tmp_path/str(i)).mkdir()
-        assert child(tmp_path/str(i), net_learner, fit, k)==signal.SIGKILL
-        assert child(tmp_path/str(i), net_learner, fit, again=1)==0
-        assert not differences(result(tmp_path/'whole'), result(tmp_path/str(i)))
+    (tmp_path / 'whole').mkdir()
+    assert child(tmp_path / 'whole', net_learner, fit, ckpt=False) == 0
+    for i, k in enumerate([*KILLS, At('after_fit', EPOCHS - 1)]):
+        (tmp_path / str(i)).mkdir()
+        assert child(tmp_path / str(i), net_learner, fit, k) == signal.SIGKILL
+        assert child(tmp_path / str(i), net_learner, fit, again=1) == 0
+        assert not differences(result(tmp_path / 'whole'), result(tmp_path / str(i)))
 
 def test_killed_in_every_batch(tmp_path):
     kills = [At('before_backward', e, i) for e in range(2) for i in range(3)][1:]   # before the first checkpoint there is nothing to resume
@@ -195,10 +207,10 @@ def rounds(learn, cbs): learn.fit_rounds(2, LW(), patience=1, halvings=1, lr=.05
 def with_cbs(*make): return lambda learn, cbs: fit(learn, [*(m() for m in make), *cbs])
 
 torch_adamw = partial(OptimWrapper, opt=torch.optim.AdamW)
-VARIANTS = {'Adam, BatchNorm, dropout, augmented':(partial(net_learner, task=Task('digits', n_train=100, crop=True, flip=True), opt_func=Adam, norm='batch', dropout=.3), fit),
-            'AdamW of torch, one cycle':(partial(net_learner, opt_func=torch_adamw), one_cycle), 'Lookahead, one cycle':(partial(net_learner, opt_func=ranger), one_cycle),
-            'until it stops improving':(net_learner, rounds), 'loaders of fastai':(plain_learner, fit), 'accumulated':(net_learner, with_cbs(partial(GradientAccumulation, 50))),
-            'trackers':(net_learner, with_cbs(SaveModelCallback, partial(ReduceLROnPlateau, patience=1, min_delta=1.), partial(EarlyStoppingCallback, patience=3, min_delta=.5)))}
+VARIANTS = {'Adam, BatchNorm, dropout, augmented': (partial(net_learner, task=Task('digits', n_train=100, crop=True, flip=True), opt_func=Adam, norm='batch', dropout=.3), fit),
+            'AdamW of torch, one cycle': (partial(net_learner, opt_func=torch_adamw), one_cycle), 'Lookahead, one cycle': (partial(net_learner, opt_func=ranger), one_cycle),
+            'until it stops improving': (net_learner, rounds), 'loaders of fastai': (plain_learner, fit), 'accumulated': (net_learner, with_cbs(partial(GradientAccumulation, 50))),
+            'trackers': (net_learner, with_cbs(SaveModelCallback, partial(ReduceLROnPlateau, patience=1, min_delta=1.), partial(EarlyStoppingCallback, patience=3, min_delta=.5)))}
 
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_variants(variant, tmp_path): assert not differences(*whole_and_killed(tmp_path, *VARIANTS[variant], KILLS[:3]))
@@ -206,23 +218,25 @@ def test_variants(variant, tmp_path): assert not differences(*whole_and_killed(t
 # ---------------------------------------------------------------- what is finished, and what the file is
 
 def test_finished_is_loaded_not_trained(tmp_path):
-    assert child(tmp_path, net_learner, fit)==0
+    assert child(tmp_path, net_learner, fit) == 0
     first = result(tmp_path)
-    file = (tmp_path/'run.pth').read_bytes()
-    (tmp_path/'final.pth').unlink()
-    assert child(tmp_path, net_learner, fit, At('before_batch', 0, 0), again=5)==0   # it would die if it trained
+    file = (tmp_path / 'run.pth').read_bytes()
+    (tmp_path / 'final.pth').unlink()
+    assert child(tmp_path, net_learner, fit, At('before_batch', 0, 0), again=5) == 0   # it would die if it trained
     assert not differences(first, result(tmp_path))
-    assert (tmp_path/'run.pth').read_bytes()==file
+    assert (tmp_path / 'run.pth').read_bytes() == file
 
 def test_file_is_whole_after_a_kill(tmp_path):   # the second is that of batch 5, the end of an epoch
-    assert child(tmp_path, net_learner, fit, partial(writing, 3))==signal.SIGKILL
-    assert len(list(tmp_path.glob('.tmp-*-run.pth')))==1
-    state = read_checkpoint(tmp_path/'run.pth')
-    assert not state['done'] and state['learner']['counters']['train_iter']==5
+    assert child(tmp_path, net_learner, fit, partial(writing, 3)) == signal.SIGKILL
+    assert len(list(tmp_path.glob('.tmp-*-run.pth'))) == 1
+    state = read_checkpoint(tmp_path / 'run.pth')
+    assert not state['done'] and state['learner']['counters']['train_iter'] == 5
 
 def test_differences_are_found(tmp_path):
     "The comparison can fail: other data, other weights"
-    (tmp_path/'a').mkdir(); (tmp_path/'b').mkdir()
-    child(tmp_path/'a', net_learner, fit, ckpt=False); child(tmp_path/'b', net_learner, fit, ckpt=False, again=1)
-    found = differences(result(tmp_path/'a'), result(tmp_path/'b'))
-    for part in ('model','opt','values','losses','log','rng'): assert any(o.startswith('.'+part) for o in found), part
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'b').mkdir()
+    child(tmp_path / 'a', net_learner, fit, ckpt=False)
+    child(tmp_path / 'b', net_learner, fit, ckpt=False, again=1)
+    found = differences(result(tmp_path / 'a'), result(tmp_path / 'b'))
+    for part in ('model', 'opt', 'values', 'losses', 'log', 'rng'): assert any(o.startswith('.' + part) for o in found), part

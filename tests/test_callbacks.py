@@ -1,12 +1,16 @@
 "Methods as callbacks: with models that other people wrote, with fastai's other callbacks, and with wrong input"
-import copy, importlib, math, pickle, warnings
+import copy
+import importlib
+import math
+import pickle
+import warnings
 from functools import partial
 from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import torchvision.models as tv
-import fastai.callback.schedule
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
@@ -21,6 +25,7 @@ from fastai.metrics import accuracy
 from fastai.optimizer import SGD, Adam, OptimWrapper, ranger
 from fastcore.basics import noop
 from torch import nn
+
 import reinit_nb
 from reinit_nb.blocks import FixedNorm, drawn
 from reinit_nb.core import ReinitError
@@ -29,22 +34,22 @@ from reinit_nb.models import model
 from reinit_nb.rounds import RoundCallback, find_blocks
 from reinit_nb.vision import Task, dls
 
-NAMES = dict(lw=['LayerwiseCallback'], wels=['WELSCallback','WELSRCallback','KELSCallback'], dsd=['DSDCallback','DenseSparseDenseCallback'],
-             fc=['FCHeadCallback','LLFCallback','RIFLECallback'], controls=['BLCallback','WarmRestartCallback','RescaleCallback','ShrinkPerturbCallback'])
+NAMES = dict(lw=['LayerwiseCallback'], wels=['WELSCallback', 'WELSRCallback', 'KELSCallback'], dsd=['DSDCallback', 'DenseSparseDenseCallback'],
+             fc=['FCHeadCallback', 'LLFCallback', 'RIFLECallback'], controls=['BLCallback', 'WarmRestartCallback', 'RescaleCallback', 'ShrinkPerturbCallback'])
 OWN = dict(LayerwiseCallback=dict(blocks=2), DenseSparseDenseCallback={}, LLFCallback=dict(layer='block3', rounds=2))
 
 def methods():
     "Each method that this package has: name → constructor, for two rounds (three phases, where they are fixed)"
     found = {}
-    for mod,names in NAMES.items():
-        if not (Path(reinit_nb.__file__).parent/f'{mod}.py').exists(): continue
+    for mod, names in NAMES.items():
+        if not (Path(reinit_nb.__file__).parent / f'{mod}.py').exists(): continue
         m = importlib.import_module(f'reinit_nb.{mod}')
         found |= {n: partial(getattr(m, n), **OWN.get(n, dict(rounds=2))) for n in names}
     return found
 
 METHODS = methods()
 def R(make): return 3 if 'Sparse' in make.func.__name__ else 2
-def rounds_seen(cb): return set(cb.log['round'])==set(range(cb.first, cb.round+1))
+def rounds_seen(cb): return set(cb.log['round']) == set(range(cb.first, cb.round + 1))
 each_method = pytest.mark.parametrize('make', METHODS.values(), ids=METHODS)
 
 def net(norm='batch', **kw): return model('scnn', c_in=1, size=8, width=.25, norm=norm, **kw)
@@ -56,20 +61,20 @@ def digits(m=None, n=110, opt_func=SGD, splitter=None, path=None, **kw):
     learn.logger = noop
     return learn.remove_cb(ProgressCallback)
 
-def state(m): return {k:v.detach().clone() for k,v in m.state_dict().items()}
-def same(a, b): return a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+def state(m): return {k: v.detach().clone() for k, v in m.state_dict().items()}
+def same(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 class Snap(Callback):
     "Parameters and gradients right before a round may begin"
-    order,run_valid = RoundCallback.order-.1,False
+    order, run_valid = RoundCallback.order - .1, False
     def before_batch(self):
-        self.old = {n:p.detach().clone() for n,p in self.model.named_parameters()}
+        self.old = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.grads = any(p.grad is not None and p.grad.any() for p in self.model.parameters())
 
 class At(Callback):
     "Call `f(cb, r, snap)` right after round `r` of `cb` has begun"
-    order,run_valid = RoundCallback.order+.1,False
-    def __init__(self, cb, f): self.cb,self.f,self.seen = cb,f,[]
+    order, run_valid = RoundCallback.order + .1, False
+    def __init__(self, cb, f): self.cb, self.f, self.seen = cb, f, []
     def before_batch(self):
         if self.cb.round in self.seen: return
         self.seen.append(self.cb.round)
@@ -80,52 +85,52 @@ def at_rounds(cb, f): return [cb, Snap(), At(cb, f)]
 class Record(Callback):
     "Learning rates of all groups by batch, and the state of the network by epoch"
     order = 100
-    def __init__(self): self.lrs,self.states,self.values = [],[],[]
-    def after_batch(self): self.lrs += [[h['lr'] for h in self.opt.hypers]]*self.training
+    def __init__(self): self.lrs, self.states, self.values = [], [], []
+    def after_batch(self): self.lrs += [[h['lr'] for h in self.opt.hypers]] * self.training
     def after_epoch(self): self.states.append(state(self.model)); self.values.append(self.recorder.log[2])
 
 class Stop(Callback):
     "Ctrl-C after some batches"
-    order,run_valid = 100,False
+    order, run_valid = 100, False
     def __init__(self, n): self.n = n
     def after_batch(self):
         self.n -= 1
-        if self.n==0: raise KeyboardInterrupt
+        if self.n == 0: raise KeyboardInterrupt
 
 # ---------------------------------------------------------------- what is planned is what happens
 
 def check_plan(plan, model):
     "Every parameter is there once in each round"
-    names = [n for n,_ in model.named_parameters()]
-    for _,g in plan.groupby('round'): assert sorted(g.parameter)==sorted(names)
-    assert (plan.entries==plan.parameter.map({n:p.numel() for n,p in model.named_parameters()})).all()
+    names = [n for n, _ in model.named_parameters()]
+    for _, g in plan.groupby('round'): assert sorted(g.parameter) == sorted(names)
+    assert (plan.entries == plan.parameter.map({n: p.numel() for n, p in model.named_parameters()})).all()
 
 def compare(plan, norm0, model, r, old):
     "The network after the intervention of round `r` against the plan and the network before"
-    now,ws = dict(model.named_parameters()),drawn(model)
-    for n,a in plan[plan['round']==r].set_index('parameter').action.items():
-        p,q = now[n].detach(),old[n]
-        if a=='kept': assert torch.equal(p, q), (r, n)
-        elif a=='redrawn': assert n not in ws or (p!=q).float().mean()>.99, (r, n)   # two draws may meet
-        elif a=='rescaled':
-            assert abs(p.norm()/norm0[n]-1)<1e-4, (r, n)
-            assert torch.allclose(p/p.norm(), q/q.norm(), atol=1e-5), (r, n)
-        elif a=='pruned': assert ((p==q)|(p==0)).all() and ((p==0)&(q!=0)).any(), (r, n)
-        elif a=='masked': assert (p!=q).any() and (p==q).any(), (r, n)
+    now, ws = dict(model.named_parameters()), drawn(model)
+    for n, a in plan[plan['round'] == r].set_index('parameter').action.items():
+        p, q = now[n].detach(), old[n]
+        if a == 'kept': assert torch.equal(p, q), (r, n)
+        elif a == 'redrawn': assert n not in ws or (p != q).float().mean() > .99, (r, n)   # two draws may meet
+        elif a == 'rescaled':
+            assert abs(p.norm() / norm0[n] - 1) < 1e-4, (r, n)
+            assert torch.allclose(p / p.norm(), q / q.norm(), atol=1e-5), (r, n)
+        elif a == 'pruned': assert ((p == q) | (p == 0)).all() and ((p == 0) & (q != 0)).any(), (r, n)
+        elif a == 'masked': assert (p != q).any() and (p == q).any(), (r, n)
         else: assert not torch.equal(p, q), (r, n, a)
 
 def plan_holds(learn, cb, n_epoch, lr=.01):
     "Fit, and see that everything happens as planned; gives the rounds seen"
     m = learn.model
-    plan,names,norm0 = cb.plan(m),[n for n,_ in m.named_parameters()],{n:p.detach().norm() for n,p in m.named_parameters()}
+    plan, names, norm0 = cb.plan(m), [n for n, _ in m.named_parameters()], {n: p.detach().norm() for n, p in m.named_parameters()}
     check_plan(plan, m)
-    cbs = at_rounds(cb, lambda cb,r,snap: compare(plan, norm0, m, r, snap.old))
+    cbs = at_rounds(cb, lambda cb, r, snap: compare(plan, norm0, m, r, snap.old))
     learn.fit(n_epoch, lr, cbs=cbs)
     log = cb.log
-    assert cbs[2].seen==sorted(plan['round'].unique()) and [n for n,_ in m.named_parameters()]==names
-    sure = plan[plan['round']>=cb.first].groupby(['round','block']).redrawn.sum(min_count=1).dropna()
-    got = log.set_index(['round','block']).redrawn
-    assert all(got[i]==v for i,v in sure.items() if not plan[(plan['round']==i[0])&(plan.block==i[1])].redrawn.isna().any())
+    assert cbs[2].seen == sorted(plan['round'].unique()) and [n for n, _ in m.named_parameters()] == names
+    sure = plan[plan['round'] >= cb.first].groupby(['round', 'block']).redrawn.sum(min_count=1).dropna()
+    got = log.set_index(['round', 'block']).redrawn
+    assert all(got[i] == v for i, v in sure.items() if not plan[(plan['round'] == i[0]) & (plan.block == i[1])].redrawn.isna().any())
     return plan
 
 def stands_alone(m, x):
@@ -139,13 +144,13 @@ def stands_alone(m, x):
 @each_method
 def test_plan_is_what_happens(make):
     learn = digits()
-    plan_holds(learn, make(), 2*R(make), .05)
+    plan_holds(learn, make(), 2 * R(make), .05)
     stands_alone(learn.model, learn.dls.one_batch()[0])
 
 def random_images(size, n=4, bs=2, c=5):
     "Data for a Learner: two batches of random images"
     g = torch.Generator().manual_seed(0)
-    ds = [(torch.randn(3, size, size, generator=g), i%c) for i in range(n)]
+    ds = [(torch.randn(3, size, size, generator=g), i % c) for i in range(n)]
     return DataLoaders(DataLoader(ds, bs=bs, num_workers=0), DataLoader(ds, bs=bs, num_workers=0), device='cpu')
 
 def any_learner(m, size, **kw):
@@ -157,29 +162,29 @@ def fastai_model(arch):
     from fastai.vision.learner import create_vision_model
     return create_vision_model(arch, 5, pretrained=False)
 def small_vit(): return tv.VisionTransformer(image_size=32, patch_size=8, num_layers=3, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5)
-def small_swin(): return tv.SwinTransformer([4,4], 16, [2,2], [2,2], [4,4], num_classes=5)
+def small_swin(): return tv.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4], num_classes=5)
 def small_convnext():
     from torchvision.models.convnext import CNBlockConfig
-    return tv.ConvNeXt([CNBlockConfig(16,32,2), CNBlockConfig(32,48,2), CNBlockConfig(48,None,1)], num_classes=5)
+    return tv.ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, 48, 2), CNBlockConfig(48, None, 1)], num_classes=5)
 
 def classes(f, **kw): return partial(f, num_classes=5, **kw)
-ZOO = dict(alexnet=(lambda: fastai_model(tv.alexnet),64), vgg11_bn=(lambda: fastai_model(tv.vgg11_bn),32), resnet18=(classes(tv.resnet18),32), vit=(small_vit,32), swin=(small_swin,32),
-           convnext=(small_convnext,32), mobilenet_v3_small=(classes(tv.mobilenet_v3_small),32), densenet121=(classes(tv.densenet121),32), squeezenet1_1=(classes(tv.squeezenet1_1),64),
-           shufflenet=(classes(tv.shufflenet_v2_x0_5),32), googlenet=(classes(tv.googlenet, aux_logits=False, init_weights=False),64))
+ZOO = dict(alexnet=(lambda: fastai_model(tv.alexnet), 64), vgg11_bn=(lambda: fastai_model(tv.vgg11_bn), 32), resnet18=(classes(tv.resnet18), 32), vit=(small_vit, 32), swin=(small_swin, 32),
+           convnext=(small_convnext, 32), mobilenet_v3_small=(classes(tv.mobilenet_v3_small), 32), densenet121=(classes(tv.densenet121), 32), squeezenet1_1=(classes(tv.squeezenet1_1), 64),
+           shufflenet=(classes(tv.shufflenet_v2_x0_5), 32), googlenet=(classes(tv.googlenet, aux_logits=False, init_weights=False), 64))
 
 def trained_by_lw(m, size, K=2):
     "LW on any model, in K rounds of two batches"
     learn = any_learner(m, size)
     plan_holds(learn, LayerwiseCallback(blocks=K), K, 1e-4)
     log = learn.layerwise.log
-    assert log[log.sigma>0].block.tolist()==find_blocks(m).names[:K]
+    assert log[log.sigma > 0].block.tolist() == find_blocks(m).names[:K]
     norms = [o for o in m.modules() if isinstance(o, FixedNorm)]
-    assert [o.sigma.item() for o in norms]==log[log.sigma>0].sigma.tolist()
+    assert [o.sigma.item() for o in norms] == log[log.sigma > 0].sigma.tolist()
     stands_alone(m, learn.dls.one_batch()[0])
 
 @pytest.mark.parametrize('name', ZOO)
 def test_torchvision(name):
-    make,size = ZOO[name]
+    make, size = ZOO[name]
     with torch.random.fork_rng(devices=[]): torch.manual_seed(0); trained_by_lw(make(), size)
 
 TIMM = dict(vit_tiny_patch16_224=dict(img_size=32, depth=3), convnext_atto=dict(), efficientnet_lite0=dict(), mobilenetv3_small_050=dict(), mixer_s32_224=dict(img_size=32))
@@ -191,22 +196,22 @@ def test_timm(name):
         torch.manual_seed(0)
         trained_by_lw(timm.create_model(name, pretrained=False, num_classes=5, **TIMM[name]), 32)
 
-@pytest.mark.parametrize('name', ['resnet50','convnext_tiny','swin_t','vit_b_16','efficientnet_b0','mnasnet0_5','wide_resnet50_2','maxvit_t'])
+@pytest.mark.parametrize('name', ['resnet50', 'convnext_tiny', 'swin_t', 'vit_b_16', 'efficientnet_b0', 'mnasnet0_5', 'wide_resnet50_2', 'maxvit_t'])
 def test_large_models_are_planned(name):
     with torch.device('meta'): m = tv.get_model(name)
     plan = LayerwiseCallback(rescale=False).plan(m)
     check_plan(plan, m)
-    first = plan[plan['round']==1]
-    assert (plan.action=='redrawn').any() and first[first.action=='kept'].block.nunique()==1
+    first = plan[plan['round'] == 1]
+    assert (plan.action == 'redrawn').any() and first[first.action == 'kept'].block.nunique() == 1
 
 # ---------------------------------------------------------------- fastai's other callbacks
 
 class Drop(nn.Module):
     "A network with dropout after its blocks"
-    def __init__(self, m): super().__init__(); self.body,self.drop,self.head = nn.Sequential(*list(m)[:-1]),nn.Dropout(.3),m[-1]
+    def __init__(self, m): super().__init__(); self.body, self.drop, self.head = nn.Sequential(*list(m)[:-1]), nn.Dropout(.3), m[-1]
     def forward(self, x): return self.head(self.drop(self.body(x)))
 
-@pytest.mark.parametrize('norm', ['none','batch','layer'])
+@pytest.mark.parametrize('norm', ['none', 'batch', 'layer'])
 def test_norms_and_dropout(norm):
     learn = digits(Drop(net(norm)))
     plan_holds(learn, LayerwiseCallback(), 4)
@@ -215,12 +220,12 @@ def test_norms_and_dropout(norm):
 def fitted(make=partial(LayerwiseCallback, blocks=2), n=None, lr=.05, learn=None, cbs=(), **kw):
     "A Learner after a fit"
     learn = learn or digits(**kw)
-    learn.fit(n or 2*R(make), lr, cbs=[make(), *cbs])
+    learn.fit(n or 2 * R(make), lr, cbs=[make(), *cbs])
     return learn
 
 def rounds_of(learn): return next(v for v in vars(learn).values() if isinstance(v, RoundCallback))
 
-@pytest.mark.parametrize('make,half', [(m,'to_fp16') for m in METHODS.values()]+[(METHODS['LayerwiseCallback'],'to_bf16')], ids=[*METHODS,'bf16'])
+@pytest.mark.parametrize('make,half', [(m, 'to_fp16') for m in METHODS.values()] + [(METHODS['LayerwiseCallback'], 'to_bf16')], ids=[*METHODS, 'bf16'])
 def test_mixed_precision_without_a_gpu(make, half):
     "There fastai's mixed precision is off: every bit is as without it"
     learn = digits()
@@ -238,67 +243,71 @@ class HalfOnCPU(MixedPrecision):
 @each_method
 @pytest.mark.filterwarnings('ignore:.*CUDA is not available')
 def test_mixed_precision(make):
-    learn,half = digits(),HalfOnCPU('bf16')
+    learn, half = digits(), HalfOnCPU('bf16')
     learn.add_cb(half)
     cb = make()
-    plan_holds(learn, cb, 2*R(make), .05)
-    assert half.seen==torch.bfloat16
-    if cb.first==1: assert cb.log.query('round==1').equals(fitted(make).layerwise.log.query('round==1').assign(steps_back=cb.log.steps_back))   # measured in single precision
-    assert {t.dtype for t in state(learn.model).values()} <= {torch.float32,torch.int64} and all(t.isfinite().all() for t in state(learn.model).values())
+    plan_holds(learn, cb, 2 * R(make), .05)
+    assert half.seen == torch.bfloat16
+    if cb.first == 1: assert cb.log.query('round==1').equals(fitted(make).layerwise.log.query('round==1').assign(steps_back=cb.log.steps_back))   # measured in single precision
+    assert {t.dtype for t in state(learn.model).values()} <= {torch.float32, torch.int64} and all(t.isfinite().all() for t in state(learn.model).values())
 
 @each_method
 def test_gradient_accumulation(make):
     "Gradients of the old weights are dropped when something is done to them, and the count begins anew"
-    cb,learn = make(),digits()
+    cb, learn = make(), digits()
     def look(cb, r, snap):
-        if r<max(cb.first, 2) or r%2: return   # at the third there is nothing left over
+        if r < max(cb.first, 2) or r % 2: return   # at the third there is nothing left over
         assert snap.grads and not any(p.grad is not None and p.grad.any() for p in learn.model.parameters())
-        assert learn.gradient_accumulation.count==0
+        assert learn.gradient_accumulation.count == 0
     cbs = at_rounds(cb, look)
     learn.fit(R(make), .05, cbs=[*cbs, GradientAccumulation(64)])   # three batches of 32: one is left over
-    assert cbs[2].seen==[1,2,3][:R(make)] and cb.starts==(0,3,6)[:R(make)]
+    assert cbs[2].seen == [1, 2, 3][:R(make)] and cb.starts == (0, 3, 6)[:R(make)]
 
 def test_gradient_clip():
     class Steps(Callback):
-        order,run_valid = 99,False
-        def before_step(self): assert nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])<1e-3+1e-6
+        order, run_valid = 99, False
+        def before_step(self): assert nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]) < 1e-3 + 1e-6
     learn = digits()
     learn.fit(4, .05, cbs=[LayerwiseCallback(), GradientClip(1e-3), Steps()])
-    assert learn.layerwise.log['round'].max()==4
+    assert learn.layerwise.log['round'].max() == 4
 
 @each_method
 def test_save_model(make, tmp_path):
     "What was best is back at the end, norms included, and the log is whole"
-    learn,rec = digits(path=tmp_path),Record()
+    learn, rec = digits(path=tmp_path), Record()
     cb = make()
-    learn.fit(2*R(make), .05, cbs=[cb, rec, SaveModelCallback(comp=np.greater)])   # `best` is the largest loss here, so that it is not the last
+    learn.fit(2 * R(make), .05, cbs=[cb, rec, SaveModelCallback(comp=np.greater)])   # `best` is the largest loss here, so that it is not the last
     best = int(np.argmax(rec.values))
-    assert same(state(learn.model), rec.states[best]) and (best==2*R(make)-1 or not same(rec.states[best], rec.states[-1]))
-    assert cb.round==R(make) and rounds_seen(cb) and not cb.losses.isnan().any()
+    assert same(state(learn.model), rec.states[best]) and (best == 2 * R(make) - 1 or not same(rec.states[best], rec.states[-1]))
+    assert cb.round == R(make) and rounds_seen(cb) and not cb.losses.isnan().any()
 
 def test_early_stopping():
     learn = digits()
     learn.fit(8, 0., cbs=[LayerwiseCallback(), EarlyStoppingCallback(patience=2, min_delta=100)])
-    assert learn.epoch<7 and learn.layerwise.log['round'].max()==bisect(learn.layerwise.starts, 3*learn.epoch)
+    assert learn.epoch < 7 and learn.layerwise.log['round'].max() == bisect(learn.layerwise.starts, 3 * learn.epoch)
     learn.fit(4, .05, cbs=LayerwiseCallback())
-    assert learn.layerwise.log['round'].max()==4
+    assert learn.layerwise.log['round'].max() == 4
 
-def bisect(starts, at): return sum(s<=at for s in starts)
+def bisect(starts, at): return sum(s <= at for s in starts)
 
 @each_method
 def test_looking_changes_nothing(make):
     "lr_find, validate, get_preds and tta before, between and after fits"
-    learn,cb = digits(),make()
+    learn, cb = digits(), make()
     learn.add_cb(cb)
     def look():
-        before,log,r = state(learn.model),cb.log,cb.round
-        learn.validate(); learn.get_preds(); learn.tta(n=1); learn.lr_find(num_it=6, show_plot=False); learn.get_preds(ds_idx=0)
-        assert same(state(learn.model), before) and cb.log.equals(log) and cb.round==r
+        before, log, r = state(learn.model), cb.log, cb.round
+        learn.validate()
+        learn.get_preds()
+        learn.tta(n=1)
+        learn.lr_find(num_it=6, show_plot=False)
+        learn.get_preds(ds_idx=0)
+        assert same(state(learn.model), before) and cb.log.equals(log) and cb.round == r
     look()
-    assert cb.round==0 and not any(isinstance(m, FixedNorm) for m in learn.model.modules())
+    assert cb.round == 0 and not any(isinstance(m, FixedNorm) for m in learn.model.modules())
     for _ in range(2):
         learn.fit(R(make), .05)
-        assert cb.round==R(make)
+        assert cb.round == R(make)
         look()
     once = digits()
     once.fit(R(make), .05, cbs=make())
@@ -313,12 +322,13 @@ class Look(Callback):
     order = 100
     def after_epoch(self):
         if self.learn.lock.locked(): return   # this is the end of a look
-        self.learn.validate(); self.learn.get_preds()
+        self.learn.validate()
+        self.learn.get_preds()
 
 @each_method
 def test_looking_within_a_fit(make):
-    a,b = fitted(make),fitted(make, cbs=[Look()])
-    assert same(state(a.model), state(b.model)) and rounds_of(a).log.equals(rounds_of(b).log) and rounds_of(b).round==R(make)
+    a, b = fitted(make), fitted(make, cbs=[Look()])
+    assert same(state(a.model), state(b.model)) and rounds_of(a).log.equals(rounds_of(b).log) and rounds_of(b).round == R(make)
 
 def test_interrupted_lr_find():
     "The fit after it has its rounds"
@@ -327,37 +337,37 @@ def test_interrupted_lr_find():
     learn.add_cb(Stop(3))
     with pytest.raises(KeyboardInterrupt): learn.lr_find(num_it=20, show_plot=False)
     learn.fit(2, .05)
-    assert learn.layerwise.round==2
+    assert learn.layerwise.round == 2
 
 @each_method
-@pytest.mark.parametrize('attached', [True,False])
+@pytest.mark.parametrize('attached', [True, False])
 def test_export(make, attached, tmp_path):
     learn = digits(path=tmp_path)
     if attached: learn.add_cb(make())
     learn.fit(R(make), .05, cbs=[] if attached else make())
-    x,y = learn.dls.valid.one_batch()
+    x, y = learn.dls.valid.one_batch()
     learn.export('model.pkl')
-    other = load_learner(tmp_path/'model.pkl', cpu=True)
+    other = load_learner(tmp_path / 'model.pkl', cpu=True)
     assert same(state(other.model), state(learn.model))
     dl = DataLoader(list(zip(x, y)), bs=8, num_workers=0)
-    assert torch.equal(other.get_preds(dl=dl)[0], learn.get_preds(dl=dl)[0]) and rounds_of(learn).round==R(make)
+    assert torch.equal(other.get_preds(dl=dl)[0], learn.get_preds(dl=dl)[0]) and rounds_of(learn).round == R(make)
     if attached:   # and it can be trained on
-        other.dls,other.logger = learn.dls,noop
+        other.dls, other.logger = learn.dls, noop
         other.fit(R(make), .05)
-        assert rounds_of(other).round==R(make) and not same(state(other.model), state(learn.model))
+        assert rounds_of(other).round == R(make) and not same(state(other.model), state(learn.model))
 
-@pytest.mark.parametrize('strict', [True,False])
+@pytest.mark.parametrize('strict', [True, False])
 def test_load(strict, tmp_path):
     "Weights with norms and without, for a Learner whose callback has not begun"
-    plain,normed = digits(path=tmp_path),fitted(path=tmp_path)
-    for name,learn in (('plain',plain),('normed',normed)):
+    plain, normed = digits(path=tmp_path), fitted(path=tmp_path)
+    for name, learn in (('plain', plain), ('normed', normed)):
         learn.save(name, with_opt=False)
         other = digits(path=tmp_path, cbs=LayerwiseCallback(blocks=2))
         other.load(name, with_opt=False, strict=strict)
         now = state(other.model)
-        assert all(torch.equal(now[k], v) for k,v in state(learn.model).items()) and torch.equal(other.get_preds()[0], learn.get_preds()[0])
+        assert all(torch.equal(now[k], v) for k, v in state(learn.model).items()) and torch.equal(other.get_preds()[0], learn.get_preds()[0])
         other.fit(2, .05)
-        assert other.layerwise.round==2
+        assert other.layerwise.round == 2
     wrong = digits(net('none'), path=tmp_path, cbs=LayerwiseCallback(blocks=2))
     if strict:
         with pytest.raises(RuntimeError, match='Unexpected key'): wrong.load('plain', with_opt=False)
@@ -365,19 +375,19 @@ def test_load(strict, tmp_path):
 def test_csv_logger(tmp_path):
     learn = digits(path=tmp_path)
     learn.fit(4, .05, cbs=[LayerwiseCallback(), CSVLogger(fname='log.csv')])
-    rows = (tmp_path/'log.csv').read_text().splitlines()
-    assert len(rows)==5 and [r.split(',')[0] for r in rows]==['epoch','0','1','2','3']
+    rows = (tmp_path / 'log.csv').read_text().splitlines()
+    assert len(rows) == 5 and [r.split(',')[0] for r in rows] == ['epoch', '0', '1', '2', '3']
 
-@pytest.mark.parametrize('trace', [False,True])
+@pytest.mark.parametrize('trace', [False, True])
 def test_tensorboard(trace, tmp_path):
     pytest.importorskip('tensorboard', reason='tensorboard is not installed')
     from fastai.callback.tensorboard import TensorBoardCallback
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    learn,plain = digits(),fitted()
+    learn, plain = digits(), fitted()
     for _ in range(2): learn.fit(4, .05, cbs=[LayerwiseCallback(blocks=2), TensorBoardCallback(tmp_path, trace_model=trace, log_preds=False)])   # again: with norms
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert len(events.Scalars('train_loss'))==2*4*sum(map(len, list(learn.dls)[:2])) and bool(events.Tags()['graph'])==trace
-    assert learn.layerwise.round==2
+    assert len(events.Scalars('train_loss')) == 2 * 4 * sum(map(len, list(learn.dls)[:2])) and bool(events.Tags()['graph']) == trace
+    assert learn.layerwise.round == 2
     if not trace: plain.fit(4, .05, cbs=LayerwiseCallback(blocks=2)); assert same(state(learn.model), state(plain.model))
 
 @each_method
@@ -385,14 +395,14 @@ def test_wandb(make, tmp_path, monkeypatch):
     wandb = pytest.importorskip('wandb', reason='wandb is not installed')
     from fastai.callback.wandb import WandbCallback
     run = wandb.init(mode='disabled', dir=tmp_path)
-    learn,cb = digits(),make()
+    learn, cb = digits(), make()
     try:
         learn.fit(R(make), .05, cbs=[cb, WandbCallback(log_preds=False)])
-        assert f'{type(cb).__name__}' in ' '.join(dict(run.config)) and cb.round==R(make)
+        assert f'{type(cb).__name__}' in ' '.join(dict(run.config)) and cb.round == R(make)
     finally: run.finish()
     assert learn.gather_args()
 
-@pytest.mark.parametrize('mix', [MixUp,CutMix])
+@pytest.mark.parametrize('mix', [MixUp, CutMix])
 def test_mixed_images(mix):
     learn = digits()
     plan_holds(learn.add_cb(mix(.5)), LayerwiseCallback(blocks=2), 4, .05)
@@ -401,7 +411,7 @@ def test_mixed_images(mix):
 def test_frozen_batchnorm_stays_frozen():
     "BnFreeze holds the statistics of layers that are not trained, whichever rounds there are"
     learn = digits(cbs=BnFreeze)
-    for n,p in learn.model.named_parameters():
+    for n, p in learn.model.named_parameters():
         if n.startswith('block1.'): p.requires_grad_(False)
     before = state(learn.model)
     class Top(RoundCallback):
@@ -409,35 +419,35 @@ def test_frozen_batchnorm_stays_frozen():
         def redraws(self, b, r): return lambda name: b.part_of(name) is b.head
     learn.fit(2, .05, cbs=Top(rounds=2))
     now = state(learn.model)
-    assert all(torch.equal(now[k], v) for k,v in before.items() if k.startswith('block1.')) and learn.top.round==2
+    assert all(torch.equal(now[k], v) for k, v in before.items() if k.startswith('block1.')) and learn.top.round == 2
     assert any('running_mean' in k for k in before if k.startswith('block1.')) and not torch.equal(now['head.weight' if 'head.weight' in now else list(now)[-1]], list(before.values())[-1])
 
 # ---------------------------------------------------------------- schedules and optimizers
 
-SCHEDULES = dict(one_cycle=lambda learn,n,cbs: learn.fit_one_cycle(2*n, .1, cbs=cbs), flat_cos=lambda learn,n,cbs: learn.fit_flat_cos(4*n, .1, cbs=cbs),
-                 sgdr=lambda learn,n,cbs: learn.fit_sgdr(2, n, .1, cycle_mult=3, cbs=cbs))
+SCHEDULES = dict(one_cycle=lambda learn, n, cbs: learn.fit_one_cycle(2 * n, .1, cbs=cbs), flat_cos=lambda learn, n, cbs: learn.fit_flat_cos(4 * n, .1, cbs=cbs),
+                 sgdr=lambda learn, n, cbs: learn.fit_sgdr(2, n, .1, cycle_mult=3, cbs=cbs))
 
-@pytest.mark.parametrize('make,name', [(m,'one_cycle') for m in METHODS.values()]+[(METHODS['LayerwiseCallback'],k) for k in ('flat_cos','sgdr')], ids=[*METHODS,'flat_cos','sgdr'])
+@pytest.mark.parametrize('make,name', [(m, 'one_cycle') for m in METHODS.values()] + [(METHODS['LayerwiseCallback'], k) for k in ('flat_cos', 'sgdr')], ids=[*METHODS, 'flat_cos', 'sgdr'])
 def test_schedules_restart(make, name):
     "The rates of each round are those of the first one; with restart=False they are those of a fit without rounds"
     def lrs(*cbs):
         rec = Record()
         SCHEDULES[name](digits(), R(make), [rec, *cbs])
         return np.array(rec.lrs)
-    new,plain = lrs(make()),lrs()
-    if make.func.__name__!='BLCallback':
-        first,*others = np.split(new, R(make))
-        assert len(np.unique(first))>2 and all(np.array_equal(first, o) for o in others) and not np.allclose(new, plain)
+    new, plain = lrs(make()), lrs()
+    if make.func.__name__ != 'BLCallback':
+        first, *others = np.split(new, R(make))
+        assert len(np.unique(first)) > 2 and all(np.array_equal(first, o) for o in others) and not np.allclose(new, plain)
         new = lrs(make(restart=False))
-    assert np.array_equal(new, plain) and len(new)==R(make)*(6 if name=='one_cycle' else 12)
+    assert np.array_equal(new, plain) and len(new) == R(make) * (6 if name == 'one_cycle' else 12)
 
 def test_schedules_count_batches_of_a_round():
-    rec,learn = Record(),digits()
+    rec, learn = Record(), digits()
     learn.fit_one_cycle(4, .1, cbs=[LayerwiseCallback(blocks=2, steps_per_round=6), rec])
-    assert rec.lrs[:6]==rec.lrs[6:] and learn.layerwise.starts==(0,6)
-    rec,learn = Record(),digits()
+    assert rec.lrs[:6] == rec.lrs[6:] and learn.layerwise.starts == (0, 6)
+    rec, learn = Record(), digits()
     with pytest.warns(UserWarning, match='unequally: 4, 8 batches'): learn.fit_one_cycle(4, .1, cbs=[LayerwiseCallback(blocks=2, steps_per_round=4), rec])
-    assert learn.layerwise.log.step.unique().tolist()==[0,4] and rec.lrs[0]==rec.lrs[4] and np.allclose(rec.lrs[1], rec.lrs[6])
+    assert learn.layerwise.log.step.unique().tolist() == [0, 4] and rec.lrs[0] == rec.lrs[4] and np.allclose(rec.lrs[1], rec.lrs[6])
 
 @each_method
 def test_warning_for_unequal_rounds_only(make):
@@ -445,15 +455,15 @@ def test_warning_for_unequal_rounds_only(make):
         warnings.simplefilter('error')
         fitted(make)
     said = f'share {R(make)+1} epochs of 3 batches unequally: {"3, "*(R(make)-1)}6 batches'
-    with pytest.warns(UserWarning, match=said): fitted(make, n=R(make)+1)
+    with pytest.warns(UserWarning, match=said): fitted(make, n=R(make) + 1)
 
 def halves(m): return [[p for o in part for p in o.parameters()] for part in (list(m)[:2], list(m)[2:])]
 
 def test_discriminative_learning_rates():
-    rec,learn = Record(),digits(splitter=halves)
-    learn.fit_one_cycle(4, slice(.01,.1), cbs=[LayerwiseCallback(blocks=2), rec])
+    rec, learn = Record(), digits(splitter=halves)
+    learn.fit_one_cycle(4, slice(.01, .1), cbs=[LayerwiseCallback(blocks=2), rec])
     lrs = np.array(rec.lrs)
-    assert lrs.shape==(12,2) and np.allclose(lrs[:,1]/lrs[:,0], 10) and np.array_equal(lrs[:6], lrs[6:])
+    assert lrs.shape == (12, 2) and np.allclose(lrs[:, 1] / lrs[:, 0], 10) and np.array_equal(lrs[:6], lrs[6:])
     learn = digits(splitter=halves)
     plan_holds(learn, LayerwiseCallback(), 4)
 
@@ -462,23 +472,23 @@ OPTS = dict(sgd=partial(SGD, mom=.9), adam=Adam, ranger=ranger, torch_sgd=partia
 def moments(learn):
     "For each parameter, by name: does the optimizer remember anything about it?"
     s = getattr(learn.opt, 'opt', learn.opt).state
-    return {n:any(isinstance(v, torch.Tensor) and v.shape==p.shape for v in (s[p] if p in s else {}).values()) for n,p in learn.model.named_parameters()}
+    return {n: any(isinstance(v, torch.Tensor) and v.shape == p.shape for v in (s[p] if p in s else {}).values()) for n, p in learn.model.named_parameters()}
 
-@pytest.mark.parametrize('policy', ['zero','keep','slice'])
+@pytest.mark.parametrize('policy', ['zero', 'keep', 'slice'])
 @pytest.mark.parametrize('opt', OPTS)
 def test_optimizer_state(opt, policy):
     "What the optimizer remembers when round 2 begins: of all, of nothing, of what was not redrawn"
-    learn,cb = digits(opt_func=OPTS[opt]),LayerwiseCallback(blocks=2, opt_state=policy)
+    learn, cb = digits(opt_func=OPTS[opt]), LayerwiseCallback(blocks=2, opt_state=policy)
     redrawn = cb.plan(learn.model).query("round==2 and action=='redrawn'").parameter.tolist()
     def look(cb, r, snap):
-        if r==1: return
-        for n,known in moments(learn).items(): assert known==(policy=='keep' or policy=='slice' and n not in redrawn), n
+        if r == 1: return
+        for n, known in moments(learn).items(): assert known == (policy == 'keep' or policy == 'slice' and n not in redrawn), n
         if hasattr(learn.opt, 'slow_weights'):
             slow = dict(zip([p for pg in learn.opt.param_lists for p in pg], [w for g in learn.opt.slow_weights for w in g])) if learn.opt.slow_weights else {}
-            assert all(torch.equal(w, p) for p,w in slow.items())   # nothing pulls back to the old weights
+            assert all(torch.equal(w, p) for p, w in slow.items())   # nothing pulls back to the old weights
     cbs = at_rounds(cb, look)
     learn.fit(4, .01, cbs=cbs)
-    assert cbs[2].seen==[1,2] and all(moments(learn).values()) and 0<len(redrawn)<len(list(learn.model.parameters()))
+    assert cbs[2].seen == [1, 2] and all(moments(learn).values()) and 0 < len(redrawn) < len(list(learn.model.parameters()))
     assert all(p.isfinite().all() for p in learn.model.parameters())
 
 def test_compiled():
@@ -487,10 +497,10 @@ def test_compiled():
         learn = digits(wrap(net()))
         learn.validate()
         learn.fit(2, .05, cbs=LayerwiseCallback(blocks=2))
-        return learn,learn.get_preds()[0]
-    (a,pa),(b,pb) = go(lambda m: torch.compile(m, backend='eager')),go(noop)
+        return learn, learn.get_preds()[0]
+    (a, pa), (b, pb) = go(lambda m: torch.compile(m, backend='eager')), go(noop)
     assert same(state(a.model._orig_mod), state(b.model)) and torch.equal(pa, pb) and a.layerwise.log.equals(b.layerwise.log)
-    assert a.model._orig_mod.block2.fixed_norm.sigma!=1
+    assert a.model._orig_mod.block2.fixed_norm.sigma != 1
     torch._dynamo.reset()
 
 # ---------------------------------------------------------------- wrong input
@@ -500,7 +510,7 @@ def refuses(learn, cb, match, n=4, lr=.05, cbs=(), untouched=True):
     before = state(learn.model)
     with pytest.raises(ReinitError, match=match): learn.fit(n, lr, cbs=[cb, *cbs] if cb else list(cbs))
     now = state(learn.model)
-    if untouched: assert all(torch.equal(now[k], v) for k,v in before.items())
+    if untouched: assert all(torch.equal(now[k], v) for k, v in before.items())
 
 def test_frozen_body(tmp_path):
     from fastai.vision.learner import vision_learner
@@ -514,20 +524,20 @@ def test_frozen_body(tmp_path):
 
 def test_shared_parameters():
     m = net()
-    m.block4.conv.weight = m.block3.conv.weight = nn.Parameter(torch.randn(16,16,3,3)*.1)
+    m.block4.conv.weight = m.block3.conv.weight = nn.Parameter(torch.randn(16, 16, 3, 3) * .1)
     refuses(digits(m), LayerwiseCallback(), 'one and the same parameter')
 
 @each_method
 def test_nan_weights(make):
-    cb,learn = make(),digits()
-    if cb.first>2: pytest.skip('nothing is done to weights')
+    cb, learn = make(), digits()
+    if cb.first > 2: pytest.skip('nothing is done to weights')
     class Diverge(Callback):
         def after_train(self): nn.init.constant_(self.model.block2.conv.weight, math.nan)
     with pytest.raises(ReinitError, match='block2.conv.weight holds NaN or infinity before round 2'): learn.fit(R(make), .05, cbs=[cb, Diverge()])
-    assert cb.round==1
+    assert cb.round == 1
     learn = digits()
     nn.init.constant_(learn.model.block1.conv.weight, math.nan)
-    if cb.first==1: refuses(learn, make(), 'block1.conv.weight holds NaN or infinity before round 1', untouched=False)
+    if cb.first == 1: refuses(learn, make(), 'block1.conv.weight holds NaN or infinity before round 1', untouched=False)
 
 def test_dead_block():
     learn = digits(net('none'))
@@ -536,7 +546,7 @@ def test_dead_block():
 
 @each_method
 def test_wrong_blocks_and_too_few_epochs(make):
-    for blocks,said in ((9, 'blocks=9: this Sequential has 4 blocks'), (['block1','blok2'], "did you mean 'block2'"), (0, 'blocks=0')):
+    for blocks, said in ((9, 'blocks=9: this Sequential has 4 blocks'), (['block1', 'blok2'], "did you mean 'block2'"), (0, 'blocks=0')):
         refuses(digits(), make(blocks=blocks), said, n=6)
     refuses(digits(), make(), f'1 epochs cannot be shared among {R(make)} rounds', n=1)
 
@@ -549,20 +559,20 @@ def test_one_callback_twice(make):
     learn.add_cb(cb)
     refuses(learn, make(), f'{type(cb).__name__}.* twice')
 
-@pytest.mark.parametrize('make,n', [(m,8) for m in METHODS.values()]+[(METHODS['LayerwiseCallback'],2)], ids=[*METHODS,'first_round'])
+@pytest.mark.parametrize('make,n', [(m, 8) for m in METHODS.values()] + [(METHODS['LayerwiseCallback'], 2)], ids=[*METHODS, 'first_round'])
 def test_fit_after_an_interrupted_fit(make, n):
     "Ctrl-C in the middle of a round: the next fit is a new run of rounds"
-    learn,cb = digits(),make()
+    learn, cb = digits(), make()
     learn.add_cb(cb)
-    with pytest.raises(KeyboardInterrupt): learn.fit(2*R(make), .05, cbs=Stop(n))
-    assert cb.round==1+(n>6) and cb.at==n-1
-    learn.fit(2*R(make), .05)
-    assert cb.round==R(make) and rounds_seen(cb) and not cb.log.duplicated(['round','block']).any() and not cb.losses.isnan().any()
+    with pytest.raises(KeyboardInterrupt): learn.fit(2 * R(make), .05, cbs=Stop(n))
+    assert cb.round == 1 + (n > 6) and cb.at == n - 1
+    learn.fit(2 * R(make), .05)
+    assert cb.round == R(make) and rounds_seen(cb) and not cb.log.duplicated(['round', 'block']).any() and not cb.losses.isnan().any()
     learn.remove_cb(cb)
-    with pytest.raises(KeyboardInterrupt): learn.fit(2*R(make), .05, cbs=[make(), Stop(n)])
+    with pytest.raises(KeyboardInterrupt): learn.fit(2 * R(make), .05, cbs=[make(), Stop(n)])
     assert not learn._grab_cbs(RoundCallback)
-    learn.fit(2*R(make), .05, cbs=make())
-    assert rounds_of(learn).round==R(make)
+    learn.fit(2 * R(make), .05, cbs=make())
+    assert rounds_of(learn).round == R(make)
     stands_alone(learn.model, learn.dls.one_batch()[0])
 
 # ---------------------------------------------------------------- what was wrong once
@@ -570,7 +580,7 @@ def test_fit_after_an_interrupted_fit(make, n):
 def loaders(train, valid, bs=4):
     "Random pictures, so many batches of each"
     g = torch.Generator().manual_seed(0)
-    sets = [list(zip(torch.randn(n*bs, 1, 8, 8, generator=g), torch.randint(10, (n*bs,), generator=g))) for n in (train,valid)]
+    sets = [list(zip(torch.randn(n * bs, 1, 8, 8, generator=g), torch.randint(10, (n * bs,), generator=g))) for n in (train, valid)]
     return DataLoaders(*(DataLoader(o, bs=bs) for o in sets), device='cpu')
 
 def tiny(data, m=None, **kw):
@@ -578,106 +588,116 @@ def tiny(data, m=None, **kw):
     learn.logger = noop
     return learn.remove_cb(ProgressCallback)
 
-@pytest.mark.parametrize('sizes', [(2,8),(4,2)], ids=str)
+@pytest.mark.parametrize('sizes', [(2, 8), (4, 2)], ids=str)
 def test_rounds_are_counted_in_training_batches(sizes):
     learn = tiny(loaders(*sizes))
     learn.fit_rounds(3, METHODS['WELSRCallback'](rounds=3), patience=50)
     cb = learn.welsr
-    assert cb.round==3 and cb.starts==(0,3*sizes[0],6*sizes[0]) and tuple(cb.log.step.unique())==cb.starts[1:]
+    assert cb.round == 3 and cb.starts == (0, 3 * sizes[0], 6 * sizes[0]) and tuple(cb.log.step.unique()) == cb.starts[1:]
 
 def test_fit_rounds_says_what_is_missing():
     class NaN(Callback):
         def after_validate(self): nn.init.constant_(self.model.head.classifier.weight, math.nan)
-        def after_loss(self): self.learn.loss = self.learn.loss*math.nan
-    for kw,words in ((dict(monitor='acc'),'monitor'), (dict(cbs=NaN()),'never a number')):
-        with pytest.raises(ReinitError, match=words): tiny(loaders(2,2)).fit_rounds(1, METHODS['WarmRestartCallback'](), lr=0., **kw)
+        def after_loss(self): self.learn.loss = self.learn.loss * math.nan
+    for kw, words in ((dict(monitor='acc'), 'monitor'), (dict(cbs=NaN()), 'never a number')):
+        with pytest.raises(ReinitError, match=words): tiny(loaders(2, 2)).fit_rounds(1, METHODS['WarmRestartCallback'](), lr=0., **kw)
 
 def test_weights_of_lw_load_anywhere(tmp_path):
-    a,b,c = (tiny(loaders(2,2), path=tmp_path) for _ in range(3))
+    a, b, c = (tiny(loaders(2, 2), path=tmp_path) for _ in range(3))
     a.fit(2, .1, cbs=LayerwiseCallback(blocks=2))
-    a.save('a'); b.load('a', 'cpu'); c.load('a', strict=False)
+    a.save('a')
+    b.load('a', 'cpu')
+    c.load('a', strict=False)
     x = torch.randn(3, 1, 8, 8)
-    assert all(torch.equal(o.model.eval()(x), a.model.eval()(x)) for o in (b,c))
+    assert all(torch.equal(o.model.eval()(x), a.model.eval()(x)) for o in (b, c))
 
 def test_a_state_belongs_to_its_weights(tmp_path):
-    a,b,c = (tiny(loaders(2,2), path=tmp_path) for _ in range(3))
-    a.add_cb(METHODS['WELSCallback']()); a.fit(2, .1); a.save('m')
+    a, b, c = (tiny(loaders(2, 2), path=tmp_path) for _ in range(3))
+    a.add_cb(METHODS['WELSCallback']())
+    a.fit(2, .1)
+    a.save('m')
     b.save('m')                                       # the same name, from a Learner without rounds
-    c.add_cb(METHODS['WELSCallback']()); c.load('m')
-    assert c.wels.round==0 and not c.wels.loaded
+    c.add_cb(METHODS['WELSCallback']())
+    c.load('m')
+    assert c.wels.round == 0 and not c.wels.loaded
 
 def test_a_loaded_state_goes_on_where_it_was(tmp_path):
-    a,b = (tiny(loaders(2,2), path=tmp_path) for _ in range(2))
+    a, b = (tiny(loaders(2, 2), path=tmp_path) for _ in range(2))
     class Stop(Callback):
         order = 100
         def after_epoch(self): self.learn.save('m'); raise KeyboardInterrupt
     a.add_cb(METHODS['WELSCallback']())
     with pytest.raises(KeyboardInterrupt): a.fit(4, .1, cbs=Stop())
-    b.add_cb(METHODS['WELSCallback']()); b.load('m')
+    b.add_cb(METHODS['WELSCallback']())
+    b.load('m')
     with pytest.raises(ReinitError, match='start_epoch=1'): b.fit(4, .1)
-    b.load('m'); b.fit(4, .1, start_epoch=1)
-    assert b.wels.round==2
+    b.load('m')
+    b.fit(4, .1, start_epoch=1)
+    assert b.wels.round == 2
 
 class Backwards(nn.Module):
     "Holds its layers in another order than it calls them"
     def __init__(self):
         super().__init__()
-        self.fc,self.b,self.a = nn.Linear(16, 10),nn.Sequential(nn.Linear(16, 16), nn.ReLU()),nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+        self.fc, self.b, self.a = nn.Linear(16, 10), nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
     def forward(self, x): return self.fc(self.b(self.a(x)))
 
 def test_order_of_calls():
     from reinit_nb.blocks import blocks
     m = Backwards()
     before = state(m)
-    with pytest.raises(ReinitError, match='another order'): tiny(loaders(2,2), m).fit(2, .1, cbs=METHODS['FCHeadCallback']())
+    with pytest.raises(ReinitError, match='another order'): tiny(loaders(2, 2), m).fit(2, .1, cbs=METHODS['FCHeadCallback']())
     assert same(state(m), before)
-    learn = tiny(loaders(2,2), m)
-    learn.fit(2, .1, cbs=METHODS['FCHeadCallback'](blocks=blocks(m, x=(2,1,8,8))))
+    learn = tiny(loaders(2, 2), m)
+    learn.fit(2, .1, cbs=METHODS['FCHeadCallback'](blocks=blocks(m, x=(2, 1, 8, 8))))
     log = learn.fc_head.log
-    assert log[log.redrawn>0].redrawn.unique().tolist()==[170]      # fc, and nothing else
+    assert log[log.redrawn > 0].redrawn.unique().tolist() == [170]      # fc, and nothing else
 
 def test_weights_by_other_names_are_named():
     class Other(nn.Module):
         def __init__(self): super().__init__(); self.W = nn.Parameter(torch.eye(10))
-        def forward(self, x): return x@self.W
+        def forward(self, x): return x @ self.W
         def reset_parameters(self): nn.init.eye_(self.W)
-    m = net('layer'); m.head.add_module('other', Other())
-    with pytest.warns(UserWarning, match='head.other.W will be left alone'): tiny(loaders(2,2), m).fit(2, .1, cbs=METHODS['WELSCallback']())
+    m = net('layer')
+    m.head.add_module('other', Other())
+    with pytest.warns(UserWarning, match='head.other.W will be left alone'): tiny(loaders(2, 2), m).fit(2, .1, cbs=METHODS['WELSCallback']())
 
-@pytest.mark.parametrize('norm', [partial(nn.BatchNorm2d, affine=False), partial(nn.InstanceNorm2d, affine=True, track_running_stats=True)], ids=['batch','instance'])
+@pytest.mark.parametrize('norm', [partial(nn.BatchNorm2d, affine=False), partial(nn.InstanceNorm2d, affine=True, track_running_stats=True)], ids=['batch', 'instance'])
 def test_frozen_statistics_rest(norm):
-    m = net('layer'); m.block1.norm = norm(8)
+    m = net('layer')
+    m.block1.norm = norm(8)
     seen = []
     class See(Callback):
         def after_batch(self):
             if self.training: seen.append((self.epoch, self.model.block1.norm.running_mean.clone()))
-    learn = tiny(loaders(3,2), m)
+    learn = tiny(loaders(3, 2), m)
     learn.fit(2, .1, cbs=[LayerwiseCallback(blocks=2, freeze=True), See()])
-    first,second = ([v for e,v in seen if e==k] for k in (0,1))
+    first, second = ([v for e, v in seen if e == k] for k in (0, 1))
     assert not torch.equal(first[0], first[1]) and all(torch.equal(v, first[-1]) for v in second)
 
 def test_frozen_block_is_normalised_as_it_will_be():
     class Check(Callback):
         def __init__(self): self.zs = []
-        def before_fit(self): self.h = self.model.block2.register_forward_hook(lambda m,i,o: self.zs.append(o.detach()) if self.learn.training else None)
+        def before_fit(self): self.h = self.model.block2.register_forward_hook(lambda m, i, o: self.zs.append(o.detach()) if self.learn.training else None)
         def after_fit(self): self.h.remove()
-    learn,check = tiny(loaders(1,1, bs=16), net('batch')),Check()
+    learn, check = tiny(loaders(1, 1, bs=16), net('batch')), Check()
     learn.fit(2, 0., cbs=[LayerwiseCallback(blocks=2, freeze=True), check])
     z = check.zs[-1]                                   # of round 2, on the very batch that was measured
-    assert abs(z.mean())<1e-4 and abs(z.std(correction=0)-1)<1e-4
+    assert abs(z.mean()) < 1e-4 and abs(z.std(correction=0) - 1) < 1e-4
 
 def test_a_cancelled_step_keeps_the_rate():
     from fastai.callback.core import CancelBatchException
     class Cancel(Callback):
         order = 50
         def before_step(self): raise CancelBatchException
-    learn = tiny(loaders(4,2))
+    learn = tiny(loaders(4, 2))
     learn.fit(2, .1, cbs=[METHODS['RIFLECallback'](), Cancel()])
-    assert learn.opt.hypers[-1]['lr']==.1
+    assert learn.opt.hypers[-1]['lr'] == .1
 
 def test_a_callback_used_twice_draws_the_same():
-    cb,ends = METHODS['WELSRCallback'](),[]
+    cb, ends = METHODS['WELSRCallback'](), []
     for _ in range(2):
-        learn = tiny(loaders(2,2))
-        learn.fit(2, .1, cbs=cb); ends.append(state(learn.model))
+        learn = tiny(loaders(2, 2))
+        learn.fit(2, .1, cbs=cb)
+        ends.append(state(learn.model))
     assert same(*ends)

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 from scipy import stats as sps
 from statsmodels.stats.multitest import multipletests
+
 import reinit_nb.path
 from reinit_nb.compare import Comparison, compare, comparison_runs
 from reinit_nb.core import ReinitError, Store
@@ -20,17 +21,17 @@ def store(tmp_path_factory): return Store(tmp_path_factory.mktemp('runs'))
 def result(store): return compare(BASE, seeds=2, store=store, show=False, workers=1)
 
 def toy(**methods):
-    return Comparison([dict(method=m, seed=s, test_acc=v, test_loss=1-v, steps=100) for m,vs in methods.items() for s,v in enumerate(vs)])
+    return Comparison([dict(method=m, seed=s, test_acc=v, test_loss=1 - v, steps=100) for m, vs in methods.items() for s, v in enumerate(vs)])
 
 def test_every_method_comes_with_baseline_and_controls(result):
-    assert list(result.method) == ['BL', 'LW', 'restart', 'rescale', 'shrink']*2 and list(result.seed) == [0]*5+[1]*5
+    assert list(result.method) == ['BL', 'LW', 'restart', 'rescale', 'shrink'] * 2 and list(result.seed) == [0] * 5 + [1] * 5
     assert result.steps.nunique() == result.epochs.nunique() == 1 and set(result.rounds) == {1, 4}
-    assert isinstance(result, Comparison) and isinstance(result[result.seed==0], Comparison)
+    assert isinstance(result, Comparison) and isinstance(result[result.seed == 0], Comparison)
 
 def test_rows_are_those_of_the_runs(result):
     r = BASE.replace(method=Method('LW'), seed=1)
-    row = result[result.recipe==r.hash].iloc[0]
-    assert {k: row[k] for k in ('test_acc', 'test_loss', 'steps')} == {k: v for k,v in run_one(r)[0].items() if k in ('test_acc', 'test_loss', 'steps')}
+    row = result[result.recipe == r.hash].iloc[0]
+    assert {k: row[k] for k in ('test_acc', 'test_loss', 'steps')} == {k: v for k, v in run_one(r)[0].items() if k in ('test_acc', 'test_loss', 'steps')}
 
 def test_what_is_stored_is_not_trained_again(result, store, monkeypatch):
     def never(*a, **kw): raise AssertionError
@@ -44,7 +45,7 @@ def test_results_file(result, tmp_path, monkeypatch):
     from reinit_nb.core import save_results
     monkeypatch.setenv('REINIT_SCALE', 'laptop')
     monkeypatch.setattr(reinit_nb.path, 'run_one', lambda *a: pytest.fail('was run'))
-    again = compare(BASE, seeds=2, results=save_results(result, tmp_path/'r.csv'), show=False)
+    again = compare(BASE, seeds=2, results=save_results(result, tmp_path / 'r.csv'), show=False)
     assert list(again.method) == list(result.method) and np.allclose(again.test_acc, result.test_acc, atol=1e-5)
 
 def test_too_few_epochs_are_refused_before_any_training(monkeypatch):
@@ -65,25 +66,25 @@ def test_wrong_input(wrong, said):
     assert said in str(e.value)
 
 def test_unequal_steps_are_refused(result):
-    cheat = result.assign(steps=result.steps.where(result.method!='BL', 4))
+    cheat = result.assign(steps=result.steps.where(result.method != 'BL', 4))
     for f in (cheat.summary, cheat.plot):
         with pytest.raises(ReinitError, match='BL 4; LW 8'): f()
 
 def test_summary_by_hand():
     rng = np.random.default_rng(0)
-    bl,a,b = rng.normal(size=(3, 9))
+    bl, a, b = rng.normal(size=(3, 9))
     b[0] = bl[0]
     t = toy(BL=bl, A=a, B=b).summary()
-    assert t.loc['A', ['wins', 'ties', 'losses']].tolist() == [(a>bl).sum(), 0, (a<bl).sum()] and t.loc['B', 'ties'] == 1
-    assert t.loc['A', 'diff'] == pytest.approx((a-bl).mean()) and (t.diff_lo.dropna() < t.diff_hi.dropna()).all()
-    assert t.p_wilcoxon['A'] == pytest.approx(sps.wilcoxon(a-bl, method='exact').pvalue)
-    ps = [sps.binomtest(int((d>0).sum()), int((d!=0).sum())).pvalue for d in (a-bl, b-bl)]
+    assert t.loc['A', ['wins', 'ties', 'losses']].tolist() == [(a > bl).sum(), 0, (a < bl).sum()] and t.loc['B', 'ties'] == 1
+    assert t.loc['A', 'diff'] == pytest.approx((a - bl).mean()) and (t.diff_lo.dropna() < t.diff_hi.dropna()).all()
+    assert t.p_wilcoxon['A'] == pytest.approx(sps.wilcoxon(a - bl, method='exact').pvalue)
+    ps = [sps.binomtest(int((d > 0).sum()), int((d != 0).sum())).pvalue for d in (a - bl, b - bl)]
     assert t.p_sign[1:].tolist() == pytest.approx(ps) and t.p_holm[1:].tolist() == pytest.approx(multipletests(ps, method='holm')[1])
-    lo,hi = sps.t.interval(.95, 8, (a-bl).mean(), sps.sem(a-bl))
+    lo, hi = sps.t.interval(.95, 8, (a - bl).mean(), sps.sem(a - bl))
     assert (t.diff_lo['A'], t.diff_hi['A']) == pytest.approx((lo, hi))
 
 def test_less_loss_is_a_win():
-    t = toy(BL=[.5]*5, A=[.6]*5).summary('test_loss')
+    t = toy(BL=[.5] * 5, A=[.6] * 5).summary('test_loss')
     assert t.wins['A'] == 5 and t.losses['A'] == 0 and t['diff']['A'] == pytest.approx(-.1)
 
 def test_few_pairs_have_no_p_value(result):
@@ -98,7 +99,7 @@ def test_plot_shows_every_seed(result):
     assert [o.get_text() for o in ax.get_yticklabels()] == ['LW', 'restart', 'rescale', 'shrink'] and all(len(l.get_xdata()) == 2 for l in dots)
 
 def test_exact_tests():
-    assert sign_test([1]*5) == pytest.approx(.0625) and sign_test([]) == wilcoxon([]) == 1
-    assert wilcoxon([1]*6) == pytest.approx(2/2**6)          # all ties: as the sign test
+    assert sign_test([1] * 5) == pytest.approx(.0625) and sign_test([]) == wilcoxon([]) == 1
+    assert wilcoxon([1] * 6) == pytest.approx(2 / 2**6)          # all ties: as the sign test
     assert holm([.01, np.nan, .04])[[0, 2]].tolist() == pytest.approx([.02, .04])
     with pytest.raises(ReinitError): wilcoxon([np.inf])

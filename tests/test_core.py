@@ -1,15 +1,38 @@
 "Properties of recipes and streams that must hold for any value, not only for the ones shown in the notebook"
-import json, math, os, pickle, random, subprocess, sys
+import json
+import math
+import os
+import pickle
+import random
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from reinit_nb.core import (STREAMS, Recipe, ReinitError, Streams, atomic_write, canonical, check_number, diff, flat, load_results,
-                            nearest, paper_table, progress, results_rows, save_results, Store)
+from reinit_nb.core import (
+    STREAMS,
+    Recipe,
+    ReinitError,
+    Store,
+    Streams,
+    atomic_write,
+    canonical,
+    check_number,
+    diff,
+    flat,
+    load_results,
+    nearest,
+    paper_table,
+    progress,
+    results_rows,
+    save_results,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -169,7 +192,7 @@ def test_seeds_that_agree_in_32_bits_differ():
 
 def test_uniform_and_uncorrelated():
     x = torch.stack([torch.rand(20_000, generator=Streams(s)[n]) for s in (0, 1, 2**32) for n in STREAMS]).double()
-    assert ((x.mean(1) - .5).abs() < 5 * (1/12/20_000)**.5).all()
+    assert ((x.mean(1) - .5).abs() < 5 * (1 / 12 / 20_000)**.5).all()
     corr = torch.corrcoef(x) - torch.eye(len(x))
     assert corr.abs().max() < 5 / 20_000**.5
 
@@ -195,7 +218,7 @@ def test_flat_names_are_columns():
 
 
 def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
-    p = atomic_write(tmp_path/'a'/'x.txt', 'old')
+    p = atomic_write(tmp_path / 'a' / 'x.txt', 'old')
     def full(*args): raise OSError(28, 'No space left on device')
     monkeypatch.setattr(os, 'fsync', full)
     with pytest.raises(ReinitError, match='x.txt cannot be written: No space left'): atomic_write(p, 'new')
@@ -204,13 +227,13 @@ def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
 
 def test_results_keep_hashes_and_names_as_text(tmp_path):
     r = Outer(d='NA')
-    s = Store(tmp_path/'runs')
-    s.put(r, [dict(name='nan', x=1/3, n=3), dict(name='None', x=math.nan, n=4)])
+    s = Store(tmp_path / 'runs')
+    s.put(r, [dict(name='nan', x=1 / 3, n=3), dict(name='None', x=math.nan, n=4)])
     df = s.frame([r], provenance=True)
     digits = df.assign(recipe='1234567890123456')            # a hash may consist of digits, or look like 12e34
-    back = load_results(save_results(digits, tmp_path/'r.csv'))
-    assert back['recipe'].tolist() == ['1234567890123456']*2 and back['d'].tolist() == ['NA']*2
-    back = load_results(save_results(df, tmp_path/'r.csv'))
+    back = load_results(save_results(digits, tmp_path / 'r.csv'))
+    assert back['recipe'].tolist() == ['1234567890123456'] * 2 and back['d'].tolist() == ['NA'] * 2
+    back = load_results(save_results(df, tmp_path / 'r.csv'))
     assert back['name'].tolist() == ['nan', 'None'] and back['x'][0] == .333333 and math.isnan(back['x'][1])
     assert [o['n'] for o in results_rows(back, r)] == [3, 4] and set(results_rows(back, r)[0]) == {'name', 'x', 'n'}
     assert results_rows(back, Outer()) is None
@@ -218,8 +241,8 @@ def test_results_keep_hashes_and_names_as_text(tmp_path):
 
 
 def test_results_cut_anywhere_inside_a_line_are_refused(tmp_path):
-    p, s = tmp_path/'r.csv', Store(tmp_path/'runs')
-    s.put(Outer(), [dict(x=i/7) for i in range(3)])
+    p, s = tmp_path / 'r.csv', Store(tmp_path / 'runs')
+    s.put(Outer(), [dict(x=i / 7) for i in range(3)])
     text = save_results(s.frame([Outer()]), p).read_text()
     for cut in range(len(text)):
         if text[:cut].endswith('\n') and text[:cut].count('\n') > 1: continue     # whole rows are missing: a CSV cannot tell

@@ -1,24 +1,34 @@
 "The rules of the house, checked over all notebooks and modules. Every message says what to do."
-import ast, filecmp, importlib.util, json, os, re, shutil, statistics, subprocess, sys
+import ast
+import filecmp
+import importlib.util
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
 from pathlib import Path
+
 import pytest
 
 root = Path(__file__).resolve().parents[1]
-lib = root/'reinit_nb'
+lib = root / 'reinit_nb'
 
 # Modules that define fastai callbacks or patch `Learner` must import fastai, and fastai.imports (all of fastai but
 # its empty __init__) imports matplotlib.pyplot. The others import fastai inside the functions that need it.
-NEED_FASTAI = {'freezing','separability','frozen','reset','spectrum','bridge','rounds','lw','wels','dsd','fc','controls','checkpoint','sequence','stuck'}
+NEED_FASTAI = {'freezing', 'separability', 'frozen', 'reset', 'spectrum', 'bridge', 'rounds', 'lw', 'wels', 'dsd', 'fc', 'controls', 'checkpoint', 'sequence', 'stuck'}
 
 # ---------------------------------------------------------------- reading
 
 def notebooks(base=root):
     "Notebook paths below nbs/, without those that nbdev skips, in the order of the house"
-    nbs = base/'nbs'
+    nbs = base / 'nbs'
     fs = (f.relative_to(nbs) for f in nbs.rglob('*.ipynb'))
     return sorted(f.as_posix() for f in fs if not any(p[0] in '._' for p in f.parts))
 
-def read(name): return json.loads((root/'nbs'/name).read_text(encoding='utf-8'))
+def read(name): return json.loads((root / 'nbs' / name).read_text(encoding='utf-8'))
 def text(o): return o if isinstance(o, str) else ''.join(o)
 def code_cells(nb): return [c for c in nb['cells'] if c['cell_type'] == 'code']
 def directives(c): return set(re.findall(r'^#\s*\|\s*([\w-]+)', text(c['source']), re.M))
@@ -36,7 +46,7 @@ def tree(src):
 def modules(): return sorted(f.relative_to(lib).as_posix() for f in lib.rglob('*.py') if f.name not in ('__init__.py', '_modidx.py'))
 def dotted(module): return 'reinit_nb.' + module[:-3].replace('/', '.')
 
-names,mods = notebooks(),modules()
+names, mods = notebooks(), modules()
 each_notebook = pytest.mark.parametrize('name', names)
 each_module = pytest.mark.parametrize('module', mods)
 
@@ -85,15 +95,15 @@ def imports(): return fresh_imports([dotted(o) for o in mods])
 
 @each_module
 def test_module_imports_alone(module, imports):
-    name,report = dotted(module),imports[dotted(module)]
+    name, report = dotted(module), imports[dotted(module)]
     assert not report['error'], f'{name} does not import by itself (a cell with #| hide that should be #| export?)\n{report["error"]}'
     bad = side_effects(report)
     assert not bad, f'importing {name} also imports {bad} (what: by whom); move that import into the function that needs it'
 
 def test_import_probe_sees_side_effects(tmp_path):
-    (tmp_path/'loud.py').write_text('import matplotlib.pyplot')
-    (tmp_path/'quiet.py').write_text('print("{}")')
-    (tmp_path/'dead.py').write_text('import os; os.abort()')
+    (tmp_path / 'loud.py').write_text('import matplotlib.pyplot')
+    (tmp_path / 'quiet.py').write_text('print("{}")')
+    (tmp_path / 'dead.py').write_text('import os; os.abort()')
     got = fresh_imports(['loud', 'quiet', 'dead', 'missing'], tmp_path, warm='')
     assert side_effects(got['loud']) == {'matplotlib.pyplot': 'loud'}
     assert side_effects(got['quiet']) == {} and not got['quiet']['error']
@@ -111,7 +121,7 @@ def eager_plots(src):
 
 @each_module
 def test_plots_are_imported_late(module):
-    bad = eager_plots((lib/module).read_text(encoding='utf-8'))
+    bad = eager_plots((lib / module).read_text(encoding='utf-8'))
     assert not bad, f'{module} imports {bad} at the top; import it inside the plotting function'
 
 def test_eager_plots_checker():
@@ -127,11 +137,11 @@ def homes():
 
 def test_one_live_notebook_per_module():
     found = homes()
-    for module,nbs in found.items(): assert len(nbs) == 1, f'{nbs} all export to {module}: give each its own #| default_exp'
+    for module, nbs in found.items(): assert len(nbs) == 1, f'{nbs} all export to {module}: give each its own #| default_exp'
     assert not set(mods) - set(found), f'no notebook exports to {set(mods) - set(found)}: delete these files'
     assert not set(found) - set(mods), f'{set(found) - set(mods)} were never exported: run nbdev_export'
-    for module,(name,) in found.items():
-        head = (lib/module).read_text(encoding='utf-8')[:600]
+    for module, (name,) in found.items():
+        head = (lib / module).read_text(encoding='utf-8')[:600]
         assert f'nbs/{name}.' in head, f'the header of {module} does not name nbs/{name}: run nbdev_export'
 
 def own_imports(src, known):
@@ -148,9 +158,9 @@ def own_imports(src, known):
 
 @each_module
 def test_imports_go_down(module):
-    home = {m: nbs[0] for m,nbs in homes().items()}
+    home = {m: nbs[0] for m, nbs in homes().items()}
     if module not in home: pytest.skip('no notebook')
-    up = [m for m in own_imports((lib/module).read_text(encoding='utf-8'), home) if home[m] >= home[module]]
+    up = [m for m in own_imports((lib / module).read_text(encoding='utf-8'), home) if home[m] >= home[module]]
     assert not up, f'{module} (nbs/{home[module]}) imports from above: {up}. Move what it needs to a lower notebook'
 
 def test_own_imports_checker():
@@ -166,7 +176,7 @@ def wild_stars(src):
 
 @each_module
 def test_no_star_imports(module):
-    bad = wild_stars((lib/module).read_text(encoding='utf-8'))
+    bad = wild_stars((lib / module).read_text(encoding='utf-8'))
     assert not bad, f'{module} imports * from {bad}: name what it needs'
 
 def test_star_checker():
@@ -190,7 +200,7 @@ def mixed(src):
     body = tree(src).body
     is_import = [isinstance(o, (ast.Import, ast.ImportFrom)) for o in body]
     quiet = [isinstance(o, ast.Assign) and all(isinstance(t, ast.Name) and re.fullmatch(r'__\w+__', t.id) for t in o.targets) for o in body]
-    return any(is_import) and not all(a or b for a,b in zip(is_import, quiet))
+    return any(is_import) and not all(a or b for a, b in zip(is_import, quiet))
 
 @each_notebook
 def test_imports_have_their_own_cell(name):
@@ -224,7 +234,7 @@ def test_has_test_checker():
 
 @each_notebook
 def test_notebook_file(name):
-    path,nb = root/'nbs'/name,read(name)
+    path, nb = root / 'nbs' / name, read(name)
     assert path.stat().st_size < 300_000, f'nbs/{name} has {path.stat().st_size/1e3:.0f} KB: make its figures smaller or show fewer'
     assert (nb['nbformat'], nb['nbformat_minor']) >= (4, 5), f'nbs/{name} is not nbformat 4.5: open and save it, or run nbdev_clean'
     ids = [c.get('id') for c in nb['cells']]
@@ -269,7 +279,7 @@ def words(nb):
         yield text(c['source'])
         for o in c.get('outputs', []):
             yield text(o.get('text', ''))
-            yield from (text(v) for k,v in o.get('data', {}).items() if k.startswith('text/'))
+            yield from (text(v) for k, v in o.get('data', {}).items() if k.startswith('text/'))
 
 @each_notebook
 def test_notebooks_are_at_home_everywhere(name):
@@ -291,29 +301,29 @@ def test_foreign_checker():
 def differences(a, b):
     "Files that differ between two folders, or are in one only"
     fs = {f.relative_to(d) for d in (a, b) for f in d.rglob('*') if f.is_file() and '__pycache__' not in f.parts}
-    return sorted(str(f) for f in fs if not ((a/f).exists() and (b/f).exists() and filecmp.cmp(a/f, b/f, shallow=False)))
+    return sorted(str(f) for f in fs if not ((a / f).exists() and (b / f).exists() and filecmp.cmp(a / f, b / f, shallow=False)))
 
 def clean_export(base):
     "Run nbdev_clean and nbdev_export in the project `base`"
     code = ('import nbdev.clean, nbdev.doclinks as d; nbdev.clean.nbdev_clean.__wrapped__(); d.nbdev_export.__wrapped__()')
-    env = {k:v for k,v in os.environ.items() if k != 'IN_TEST'}   # nbdev exports nothing where this is set
+    env = {k: v for k, v in os.environ.items() if k != 'IN_TEST'}   # nbdev exports nothing where this is set
     subprocess.run([sys.executable, '-c', code], cwd=base, check=True, env=env, capture_output=True)
 
 def test_export_leaves_no_diff(tmp_path):
     pytest.importorskip('nbdev', reason='nbdev is not installed: export is not checked')
-    shutil.copy(root/'settings.ini', tmp_path)
-    shutil.copy(root/'_quarto.yml', tmp_path)
+    shutil.copy(root / 'settings.ini', tmp_path)
+    shutil.copy(root / '_quarto.yml', tmp_path)
     for d in ('nbs', 'reinit_nb'):
-        shutil.copytree(root/d, tmp_path/d, ignore=shutil.ignore_patterns('__pycache__', 'runs', '.*'))
-    before = tmp_path/'before'
-    for d in ('nbs', 'reinit_nb'): shutil.copytree(tmp_path/d, before/d)
+        shutil.copytree(root / d, tmp_path / d, ignore=shutil.ignore_patterns('__pycache__', 'runs', '.*'))
+    before = tmp_path / 'before'
+    for d in ('nbs', 'reinit_nb'): shutil.copytree(tmp_path / d, before / d)
     clean_export(tmp_path)
-    bad = [f'{d}/{f}' for d in ('nbs', 'reinit_nb') for f in differences(before/d, tmp_path/d)]
+    bad = [f'{d}/{f}' for d in ('nbs', 'reinit_nb') for f in differences(before / d, tmp_path / d)]
     assert not bad, f'nbdev_clean and nbdev_export change {bad}: run both and commit the result'
     # the check can fail: a stray comment in an exported module is noticed
-    stray = tmp_path/'reinit_nb'/mods[0]
+    stray = tmp_path / 'reinit_nb' / mods[0]
     stray.write_text(stray.read_text(encoding='utf-8') + '# stray\n', encoding='utf-8')
-    assert differences(before/'reinit_nb', tmp_path/'reinit_nb') == [mods[0]]
+    assert differences(before / 'reinit_nb', tmp_path / 'reinit_nb') == [mods[0]]
 
 def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -322,15 +332,15 @@ def load(path):
     return mod
 
 def test_readme_in_step():
-    diff = load(root/'.ci/readme.py').check(root)
+    diff = load(root / '.ci/readme.py').check(root)
     assert not diff, f'README.md is out of step with nbs/index.ipynb: run `make readme`\n{diff[:2000]}'
 
 def test_readme_converter():
-    rm = load(root/'.ci/readme.py')
+    rm = load(root / '.ci/readme.py')
     def code(src, *outs): return dict(cell_type='code', source=src.splitlines(True), outputs=list(outs))
     html = '<table><tr><th></th><th>a|b</th></tr><tr><th>0</th><td>1</td></tr></table>'
     png = dict(output_type='display_data', data={'image/png': 'aGk=', 'text/plain': ['<Figure>']})
-    md,images = rm.convert(dict(cells=[
+    md, images = rm.convert(dict(cells=[
         dict(cell_type='raw', source=['---\n', 'x: 1\n', '---']),
         code('#| hide\nsecret()'),
         dict(cell_type='markdown', source=['# T\n', '[s](experiments/s.ipynb#a) [w](https://a.b) ![i](images/i.png) `[c](d)` [up](../LICENSE)']),
@@ -345,9 +355,9 @@ def test_readme_converter():
         '```python\ndf\n```', '|  | a\\|b |\n| --- | --- |\n| 0 | 1 |', '```python\nwide\n```', '```\nplain\n```']) + '\n'
 
 def test_quarto_link():
-    link = root/'nbs/_quarto.yml'
+    link = root / 'nbs/_quarto.yml'
     assert link.is_symlink() and not os.path.isabs(os.readlink(link)), 'nbs/_quarto.yml must be a relative link: ln -sf ../_quarto.yml nbs/'
-    assert link.resolve() == root/'_quarto.yml', 'nbs/_quarto.yml must lead to the file at the top: ln -sf ../_quarto.yml nbs/'
+    assert link.resolve() == root / '_quarto.yml', 'nbs/_quarto.yml must lead to the file at the top: ln -sf ../_quarto.yml nbs/'
 
 def sidebar_pages(o):
     "All pages named in a sidebar, however deep"
@@ -357,7 +367,7 @@ def sidebar_pages(o):
 
 def test_sidebar_is_complete():
     yaml = pytest.importorskip('yaml')
-    pages = sidebar_pages(yaml.safe_load((root/'nbs/sidebar.yml').read_text(encoding='utf-8'))['website']['sidebar']['contents'])
+    pages = sidebar_pages(yaml.safe_load((root / 'nbs/sidebar.yml').read_text(encoding='utf-8'))['website']['sidebar']['contents'])
     assert len(set(pages)) == len(pages), 'a page is twice in nbs/sidebar.yml'
     assert not set(names) - set(pages), f'add {set(names) - set(pages)} to nbs/sidebar.yml'
     assert not set(pages) - set(names), f'nbs/sidebar.yml names {set(pages) - set(names)}, which do not exist: remove them'

@@ -1,20 +1,46 @@
 "The networks of the papers: what they are made of, what they cost, what they refuse, and one that was trained by others"
-import copy, inspect, os, pickle
+import copy
+import inspect
+import os
+import pickle
 from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import torchvision
 from PIL import Image
 from torch import nn
-from reinit_nb.core import ReinitError, Streams
-from reinit_nb.models import (INITS, MODELS, NORMS, PAPERS, block_table, catalogue, check_input, imagenet_input, layer_table, mlp, mobilenet,
-                              model, multiply_adds, n_params, reservoir_layout, reservoirs, resnet18, resnet50, resnet50_imagenet, scnn, vgg16)
+
 from reinit_nb.blocks import draw
+from reinit_nb.core import ReinitError, Streams
+from reinit_nb.models import (
+    INITS,
+    MODELS,
+    NORMS,
+    PAPERS,
+    block_table,
+    catalogue,
+    check_input,
+    imagenet_input,
+    layer_table,
+    mlp,
+    mobilenet,
+    model,
+    multiply_adds,
+    n_params,
+    reservoir_layout,
+    reservoirs,
+    resnet18,
+    resnet50,
+    resnet50_imagenet,
+    scnn,
+    vgg16,
+)
 
 K = dict(mlp=6, scnn=4, vgg16=13, mobilenet=7, resnet50=16, resnet18=8, allcnn=8)
 each_model = pytest.mark.parametrize('name', K)
-thin = dict(width=1/16)
+thin = dict(width=1 / 16)
 
 def noise(*shape, seed=0): return torch.randn(*shape, generator=Streams(seed).noise)
 
@@ -31,46 +57,46 @@ def test_catalogue_is_complete():
 @pytest.mark.parametrize('norm', NORMS)
 def test_blocks_and_norms(name, norm):
     net = model(name, norm=norm, **thin)
-    assert type(net) is nn.Sequential and [n for n,_ in net.named_children()] == [*(f'block{i+1}' for i in range(K[name])), 'head']
+    assert type(net) is nn.Sequential and [n for n, _ in net.named_children()] == [*(f'block{i+1}' for i in range(K[name])), 'head']
     kinds = {type(m) for m in net.modules()} & {nn.GroupNorm, nn.BatchNorm2d, nn.BatchNorm1d}
-    if norm=='none': assert not kinds
-    elif norm=='layer': assert kinds == {nn.GroupNorm} and all(m.num_groups==1 for m in net.modules() if isinstance(m, nn.GroupNorm))
+    if norm == 'none': assert not kinds
+    elif norm == 'layer': assert kinds == {nn.GroupNorm} and all(m.num_groups == 1 for m in net.modules() if isinstance(m, nn.GroupNorm))
     else: assert kinds and nn.GroupNorm not in kinds
-    if norm=='none': assert all(m.bias is not None for m in net.modules() if isinstance(m, nn.Conv2d))
+    if norm == 'none': assert all(m.bias is not None for m in net.modules() if isinstance(m, nn.Conv2d))
 
 @each_model
-@pytest.mark.parametrize('size,norm', [(32,'batch'), (64,'layer'), (224,'layer'), (32,'none')])
+@pytest.mark.parametrize('size,norm', [(32, 'batch'), (64, 'layer'), (224, 'layer'), (32, 'none')])
 def test_forward_and_backward(name, size, norm):
-    net = model(name, size=size, n_out=7, norm=norm, width=1/4 if name=='mlp' else 1/16)
+    net = model(name, size=size, n_out=7, norm=norm, width=1 / 4 if name == 'mlp' else 1 / 16)
     out = net(noise(2, 3, size, size))
-    assert out.shape == (2,7) == check_input(net, noise(2, 3, size, size)) and out.isfinite().all()
-    nn.functional.cross_entropy(out, torch.tensor([0,1])).backward()
-    bad = [n for n,p in net.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert out.shape == (2, 7) == check_input(net, noise(2, 3, size, size)) and out.isfinite().all()
+    nn.functional.cross_entropy(out, torch.tensor([0, 1])).backward()
+    bad = [n for n, p in net.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     assert not bad
     # every block takes part (not every parameter: a convolution's bias before a batch norm has no effect)
-    assert all(any(p.grad.abs().sum()>0 for p in b.parameters()) for b in net)
+    assert all(any(p.grad.abs().sum() > 0 for p in b.parameters()) for b in net)
 
 @each_model
 @pytest.mark.parametrize('c_in', (1, 2))
 def test_channels(name, c_in):
-    assert model(name, c_in=c_in, **thin).eval()(noise(1, c_in, 32, 32)).shape == (1,10)
+    assert model(name, c_in=c_in, **thin).eval()(noise(1, c_in, 32, 32)).shape == (1, 10)
 
 @each_model
 def test_smallest_image(name):
     s = PAPERS[name]['smallest']
-    assert model(name, size=s, **thin).eval()(noise(2, 3, s, s)).shape == (2,10)
-    if s>1:
-        with pytest.raises(ReinitError, match=f'size={s-1} is too small .* {s} pixels'): model(name, size=s-1)
+    assert model(name, size=s, **thin).eval()(noise(2, 3, s, s)).shape == (2, 10)
+    if s > 1:
+        with pytest.raises(ReinitError, match=f'size={s-1} is too small .* {s} pixels'): model(name, size=s - 1)
 
-@pytest.mark.parametrize('name', ('mobilenet','resnet18','resnet50'))
+@pytest.mark.parametrize('name', ('mobilenet', 'resnet18', 'resnet50'))
 def test_small_stem(name):
     first = {size: block_table(model(name, size=size, **thin), size).output[0][1] for size in (64, 65, 224)}
-    assert first[64]==64 and first[65] < 40 and first[224] == (112 if name=='mobilenet' else 56)
+    assert first[64] == 64 and first[65] < 40 and first[224] == (112 if name == 'mobilenet' else 56)
 
 @each_model
 def test_dropout(name):
     drops = [m.p for m in model(name, dropout=.25, **thin).modules() if isinstance(m, nn.Dropout)]
-    assert drops == [.25]*dict(mlp=6, scnn=1, vgg16=2, mobilenet=1, resnet50=1, resnet18=1, allcnn=2)[name]
+    assert drops == [.25] * dict(mlp=6, scnn=1, vgg16=2, mobilenet=1, resnet50=1, resnet18=1, allcnn=2)[name]
     assert not any(isinstance(m, nn.Dropout) for m in model(name, **thin).modules())
 
 @each_model
@@ -84,7 +110,7 @@ def test_is_a_plain_module(name):
 
 def test_signatures_and_comments():
     from fastcore.docments import docments
-    for name,f in MODELS.items():
+    for name, f in MODELS.items():
         p = inspect.signature(f).parameters
         assert (p['norm'].default, p['init'].default) == (PAPERS[name]['norm'], PAPERS[name]['init']) and 'kwargs' not in p
         assert docments(f)['width'] == 'Channels are multiplied by this'
@@ -94,21 +120,21 @@ def test_signatures_and_comments():
 @each_model
 @pytest.mark.parametrize('init', INITS)
 def test_initial_weights(name, init):
-    before = torch.get_rng_state(),np.random.get_state()[1].copy()
-    a,b = model(name, init=init, norm='batch', seed=5, **thin),model(name, init=init, norm='batch', streams=Streams(5), **thin)
-    assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1]==before[1]).all()
-    assert all(torch.equal(x, y) for x,y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-    for n,m in a.named_modules():
-        if isinstance(m, (nn.Conv2d,nn.Linear)):     # the very initializers of the reinitialization page
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    a, b = model(name, init=init, norm='batch', seed=5, **thin), model(name, init=init, norm='batch', streams=Streams(5), **thin)
+    assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1] == before[1]).all()
+    assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    for n, m in a.named_modules():
+        if isinstance(m, (nn.Conv2d, nn.Linear)):     # the very initializers of the reinitialization page
             assert torch.equal(m.weight, draw(m.weight.shape, init, Streams(5).fork(n).init))
             assert m.bias is None or not m.bias.any()
         elif isinstance(m, nn.modules.batchnorm._BatchNorm):
-            assert (m.weight==1).all() and not m.bias.any() and not m.running_mean.any() and (m.running_var==1).all() and m.num_batches_tracked==0
+            assert (m.weight == 1).all() and not m.bias.any() and not m.running_mean.any() and (m.running_var == 1).all() and m.num_batches_tracked == 0
         else: assert not [*m.parameters(recurse=False)]
 
 def test_a_layer_depends_on_its_name_and_shape_alone():
-    a,b = resnet18(**thin),resnet18(norm='none', n_out=3, size=224, **thin)
-    for n,m in a.named_modules():
+    a, b = resnet18(**thin), resnet18(norm='none', n_out=3, size=224, **thin)
+    for n, m in a.named_modules():
         if isinstance(m, nn.Conv2d) and 'stem' not in n: assert torch.equal(m.weight, b.get_submodule(n).weight)
     assert not torch.equal(a.block2.body.conv1.conv.weight, a.block2.body.conv2.conv.weight)
     assert not torch.equal(a.block2.body.conv1.conv.weight, resnet18(seed=1, **thin).block2.body.conv1.conv.weight)
@@ -121,14 +147,14 @@ def test_default_device_and_dtype_are_respected():
     assert net.block1.conv.weight.dtype == torch.float64
     assert torch.equal(net.block1.conv.weight.float(), scnn(**thin).block1.conv.weight)
 
-@pytest.mark.parametrize('name', ('scnn','vgg16','resnet18','allcnn','mobilenet'))
+@pytest.mark.parametrize('name', ('scnn', 'vgg16', 'resnet18', 'allcnn', 'mobilenet'))
 def test_initial_outputs_are_of_sane_size(name):
-    out = model(name, width=1/4)(noise(8, 3, 32, 32))
+    out = model(name, width=1 / 4)(noise(8, 3, 32, 32))
     assert .05 < out.std() < 20
 
 # ---------------------------------------------------------------- what they cost
 
-@pytest.mark.parametrize('ours,theirs', [(vgg16,'vgg16_bn'), (resnet18,'resnet18'), (resnet50,'resnet50')])
+@pytest.mark.parametrize('ours,theirs', [(vgg16, 'vgg16_bn'), (resnet18, 'resnet18'), (resnet50, 'resnet50')])
 @pytest.mark.parametrize('classes', (1000, 37))
 def test_counts_as_in_torchvision(ours, theirs, classes):
     a = on_meta(ours, n_out=classes, size=224, norm='batch')
@@ -137,96 +163,96 @@ def test_counts_as_in_torchvision(ours, theirs, classes):
     shapes = [sorted(tuple(p.shape) for p in m.parameters()) for m in (a, b)]
     assert shapes[0] == shapes[1]
 
-@pytest.mark.parametrize('name', ('alexnet','vgg16','resnet18','resnet50','mobilenet_v2','densenet121','squeezenet1_0'))
+@pytest.mark.parametrize('name', ('alexnet', 'vgg16', 'resnet18', 'resnet50', 'mobilenet_v2', 'densenet121', 'squeezenet1_0'))
 def test_multiply_adds_as_published(name):
     meta = torchvision.models.get_model_weights(name).IMAGENET1K_V1.meta
     net = on_meta(lambda: torchvision.models.get_model(name))
-    assert n_params(net) == meta['num_params'] and multiply_adds(net, 224)/1e9 == pytest.approx(meta['_ops'], abs=.0051)
+    assert n_params(net) == meta['num_params'] and multiply_adds(net, 224) / 1e9 == pytest.approx(meta['_ops'], abs=.0051)
 
 def test_mobilenet_counts():
-    full,shallow = (on_meta(mobilenet, n_out=1000, size=224, norm='batch', shallow=s) for s in (False, True))
-    layers = [(32,64),(64,128),(128,128),(128,256),(256,256),(256,512)] + 5*[(512,512)] + [(512,1024),(1024,1024)]
-    count = lambda ls: 3*32*9 + 2*32 + sum(9*i + 2*i + i*o + 2*o for i,o in ls) + 1024*1000 + 1000
+    full, shallow = (on_meta(mobilenet, n_out=1000, size=224, norm='batch', shallow=s) for s in (False, True))
+    layers = [(32, 64), (64, 128), (128, 128), (128, 256), (256, 256), (256, 512)] + 5 * [(512, 512)] + [(512, 1024), (1024, 1024)]
+    count = lambda ls: 3 * 32 * 9 + 2 * 32 + sum(9 * i + 2 * i + i * o + 2 * o for i, o in ls) + 1024 * 1000 + 1000
     assert n_params(full) == count(layers) == 4_231_976        # 4.2 million in the paper's tables
-    assert n_params(shallow) == count(layers[:6]+layers[11:]) == 2_887_976   # 2.9 million
-    assert [round(multiply_adds(m, 224)/1e6) for m in (full, shallow)] == [569, 307]
+    assert n_params(shallow) == count(layers[:6] + layers[11:]) == 2_887_976   # 2.9 million
+    assert [round(multiply_adds(m, 224) / 1e6) for m in (full, shallow)] == [569, 307]
 
 def test_allcnn_count(): assert n_params(on_meta(MODELS['allcnn'], norm='none')) == 1_369_738
 
 @each_model
 @pytest.mark.parametrize('size', (32, 64))
 def test_a_quarter_of_the_width_is_a_sixteenth(name, size):
-    a,b = (layer_table(on_meta(MODELS[name], width=w, size=size), size) for w in (1., 1/4))
-    a['times'] = a.multiply_adds/b.multiply_adds
-    a = a[a.multiply_adds>0]
-    one_sided = a.layer.str.contains('depthwise|classifier') | (a.index==a.index[0])
-    assert set(a.times[~one_sided])=={16} and set(a.times[one_sided])=={4}
-    if name!='mobilenet': assert a.multiply_adds[one_sided].sum() < (.05 if name!='mlp' else 1)*a.multiply_adds.sum()
+    a, b = (layer_table(on_meta(MODELS[name], width=w, size=size), size) for w in (1., 1 / 4))
+    a['times'] = a.multiply_adds / b.multiply_adds
+    a = a[a.multiply_adds > 0]
+    one_sided = a.layer.str.contains('depthwise|classifier') | (a.index == a.index[0])
+    assert set(a.times[~one_sided]) == {16} and set(a.times[one_sided]) == {4}
+    if name != 'mobilenet': assert a.multiply_adds[one_sided].sum() < (.05 if name != 'mlp' else 1) * a.multiply_adds.sum()
 
 @each_model
 @pytest.mark.parametrize('width', (1e-6, .3, 1.7))
 def test_odd_widths(name, width):
     net = on_meta(MODELS[name], width=width)
-    assert check_input(net, torch.zeros(2, 3, 32, 32)) == (2,10)
-    if width<1e-3: assert {m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)} <= {1, 4, 10}
+    assert check_input(net, torch.zeros(2, 3, 32, 32)) == (2, 10)
+    if width < 1e-3: assert {m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)} <= {1, 4, 10}
 
 def test_tables_agree():
     for name in MODELS:
         net = on_meta(MODELS[name])
-        b,l = block_table(net),layer_table(net)
+        b, l = block_table(net), layer_table(net)
         assert b.parameters.sum() == l.parameters.sum() == n_params(net) and b.multiply_adds.sum() == multiply_adds(net)
         assert b.share.sum() == pytest.approx(1) and b.output.iloc[-1] == (10,)
 
 # ---------------------------------------------------------------- the same functions as others'
 
-@pytest.mark.parametrize('ours,theirs', [(resnet18,'resnet18'), (resnet50,'resnet50')])
+@pytest.mark.parametrize('ours,theirs', [(resnet18, 'resnet18'), (resnet50, 'resnet50')])
 def test_computes_what_torchvision_does(ours, theirs):
     with torch.random.fork_rng(): ref = getattr(torchvision.models, theirs)(num_classes=3).eval()
     net = ours(n_out=3, size=224, norm='batch').eval()
-    def tensors(m): return [(k, v) for k,v in m.state_dict().items() if v.dim()]
+    def tensors(m): return [(k, v) for k, v in m.state_dict().items() if v.dim()]
     # torchvision's order of use is ours, too
-    net.load_state_dict({k: v for (k, _),(_, v) in zip(tensors(net), tensors(ref), strict=True)}, strict=False)
+    net.load_state_dict({k: v for (k, _), (_, v) in zip(tensors(net), tensors(ref), strict=True)}, strict=False)
     x = noise(1, 3, 224, 224)
     with torch.no_grad(): torch.testing.assert_close(net(x), ref(x), rtol=1e-3, atol=1e-4)
 
 def test_vgg_features_as_in_torchvision():
-    ref = torchvision.models.vgg.make_layers([max(1, o//16) if o!='M' else o for o in torchvision.models.vgg.cfgs['D']], batch_norm=True).eval()
+    ref = torchvision.models.vgg.make_layers([max(1, o // 16) if o != 'M' else o for o in torchvision.models.vgg.cfgs['D']], batch_norm=True).eval()
     net = vgg16(norm='batch', **thin).eval()
     convs = [[m for m in o.modules() if isinstance(m, nn.Conv2d)] for o in (net, ref)]
-    for a,b in zip(*convs, strict=True): b.load_state_dict(a.state_dict())
+    for a, b in zip(*convs, strict=True): b.load_state_dict(a.state_dict())
     torch.testing.assert_close(net[:-1](noise(2, 3, 32, 32)), ref(noise(2, 3, 32, 32)))
 
 # ---------------------------------------------------------------- perceptrons
 
-@pytest.mark.parametrize('position,where', [('alternating',(1,4,7)), ('front',(0,1,2)), ('middle',(3,4,5)), ('back',(6,7,8))])
+@pytest.mark.parametrize('position,where', [('alternating', (1, 4, 7)), ('front', (0, 1, 2)), ('middle', (3, 4, 5)), ('back', (6, 7, 8))])
 def test_reservoirs(position, where):
     layout = reservoir_layout(8, 3, 2, position)
-    assert layout['reservoir'] == where and [i for i,w in enumerate(layout['hidden']) if w==16] == list(where)
+    assert layout['reservoir'] == where and [i for i, w in enumerate(layout['hidden']) if w == 16] == list(where)
     net = mlp(20, **layout, frozen=True)
     assert reservoirs(net) == [f'block{i+1}.reservoir' for i in where]
-    assert {n.rpartition('.')[0] for n,p in net.named_parameters() if not p.requires_grad} == set(reservoirs(net))
+    assert {n.rpartition('.')[0] for n, p in net.named_parameters() if not p.requires_grad} == set(reservoirs(net))
     assert all(p.requires_grad for p in mlp(20, **layout).parameters())
     # frozen or not, the same weights at the start
-    assert all(torch.equal(a, b) for a,b in zip(net.parameters(), mlp(20, **layout).parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), mlp(20, **layout).parameters()))
 
-def test_reservoir_scale(): assert reservoir_layout(64, 1, .25)['hidden'] == (64,16,64) and reservoir_layout(64, 1, 32)['hidden'] == (64,2048,64)
+def test_reservoir_scale(): assert reservoir_layout(64, 1, .25)['hidden'] == (64, 16, 64) and reservoir_layout(64, 1, 32)['hidden'] == (64, 2048, 64)
 
 @pytest.mark.parametrize('R', (1, 2, 4))
 def test_skips(R):
     layout = reservoir_layout(6, R)
     net = mlp(10, **layout, skip=3, n_out=3, norm='batch', frozen=True).eval()
-    assert len(reservoirs(net)) == R and check_input(net, noise(2, 10)) == (2,3)
+    assert len(reservoirs(net)) == R and check_input(net, noise(2, 10)) == (2, 3)
     layers = [m for m in net.modules() if hasattr(m, 'relu')]
-    h,last = noise(5, 10),None
-    for i,layer in enumerate(layers):
+    h, last = noise(5, 10), None
+    for i, layer in enumerate(layers):
         h = layer(h)
-        if i%3==0: h = last = h if last is None else h+last
-    assert len(layers) == 3*R and torch.allclose(net(noise(5, 10)), net.head(h))
+        if i % 3 == 0: h = last = h if last is None else h + last
+    assert len(layers) == 3 * R and torch.allclose(net(noise(5, 10)), net.head(h))
 
 def test_mlp_takes_images_and_vectors():
     net = mlp(c_in=1, size=8, hidden=(5,))
-    assert net(noise(2, 1, 8, 8)).shape == net(noise(2, 64)).shape == (2,10)
-    assert [m.out_features for m in mlp(4, (8,6), 3, width=.5).modules() if isinstance(m, nn.Linear)] == [4,3,3]
+    assert net(noise(2, 1, 8, 8)).shape == net(noise(2, 64)).shape == (2, 10)
+    assert [m.out_features for m in mlp(4, (8, 6), 3, width=.5).modules() if isinstance(m, nn.Linear)] == [4, 3, 3]
 
 # ---------------------------------------------------------------- wrong input
 
@@ -236,13 +262,13 @@ def test_mlp_takes_images_and_vectors():
     (lambda: vgg16(init='hee'), "did you mean 'he'"), (lambda: scnn(width=-1), 'width'), (lambda: scnn(width='1/4'), 'width'),
     (lambda: scnn(n_out=0), 'n_out=0'), (lambda: scnn(c_in=1.5), 'c_in'), (lambda: scnn(dropout=1.), 'less than 1'), (lambda: scnn(dropout=-.1), 'dropout'),
     (lambda: scnn(seed=-1), 'seed'), (lambda: scnn(size=3), 'too small'), (lambda: mlp(8, ()), 'at least one hidden'), (lambda: mlp(8, (0,)), 'hidden=0'),
-    (lambda: mlp(0, (4,)), 'n_in=0'), (lambda: mlp(8, (4,4), reservoir=(2,)), 'reservoir=2'), (lambda: mlp(8, (4,5,4), skip=1), 'widths are 4 and 5'),
+    (lambda: mlp(0, (4,)), 'n_in=0'), (lambda: mlp(8, (4, 4), reservoir=(2,)), 'reservoir=2'), (lambda: mlp(8, (4, 5, 4), skip=1), 'widths are 4 and 5'),
     (lambda: reservoir_layout(position='bak'), "did you mean 'back'"), (lambda: reservoir_layout(repeats=0), 'repeats=0'), (lambda: reservoir_layout(scale=0), 'scale=0')])
 def test_refused_when_built(call, says):
     with pytest.raises(ReinitError) as e: call()
     assert says in str(e.value)
 
-@pytest.mark.parametrize('shape,says', [((2,1,32,32), 'c_in=1'), ((2,4,32,32), 'c_in=4'), ((3,32,32), '4 dimensions'), ((2,3,64,64), "'head.dense"), ((2,3,3,3), 'too small')])
+@pytest.mark.parametrize('shape,says', [((2, 1, 32, 32), 'c_in=1'), ((2, 4, 32, 32), 'c_in=4'), ((3, 32, 32), '4 dimensions'), ((2, 3, 64, 64), "'head.dense"), ((2, 3, 3, 3), 'too small')])
 def test_refused_before_training(shape, says):
     with pytest.raises(ReinitError) as e: check_input(scnn(**thin), torch.zeros(shape))
     assert says in str(e.value)
@@ -250,17 +276,17 @@ def test_refused_before_training(shape, says):
 def test_refused_batches():
     with pytest.raises(ReinitError, match='uint8'): check_input(scnn(**thin), torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
     with pytest.raises(ReinitError, match='takes 784'): check_input(mlp(784), torch.zeros(2, 3, 32, 32))
-    assert check_input(resnet50(**thin), torch.zeros(1, 3, 8, 8)) == (1,10)
+    assert check_input(resnet50(**thin), torch.zeros(1, 3, 8, 8)) == (1, 10)
     with pytest.raises(ReinitError, match='4×4 are too small'): check_input(resnet50(**thin), torch.zeros(1, 3, 4, 4))
 
 @pytest.mark.parametrize('training', (True, False))
 def test_looking_leaves_no_trace(training):
     net = scnn(norm='batch', **thin).train(training)
     net.block2.eval()
-    modes,state = [m.training for m in net.modules()],copy.deepcopy(net.state_dict())
+    modes, state = [m.training for m in net.modules()], copy.deepcopy(net.state_dict())
     block_table(net), multiply_adds(net), check_input(net, noise(2, 3, 32, 32))
     with pytest.raises(ReinitError): check_input(net, noise(2, 3, 48, 48))
-    assert modes == [m.training for m in net.modules()] and all(torch.equal(v, state[k]) for k,v in net.state_dict().items())
+    assert modes == [m.training for m in net.modules()] and all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
 
 # ---------------------------------------------------------------- pre-trained
@@ -270,28 +296,29 @@ def test_weights_that_are_not_there(tmp_path, monkeypatch):
     with pytest.raises(ReinitError, match='REINIT_DATA is not set.*IMAGENET1K_V1'): resnet50_imagenet()
     monkeypatch.setenv('REINIT_DATA', str(tmp_path))
     with pytest.raises(ReinitError, match='there is no file'): resnet50_imagenet()
-    np.savez(tmp_path/'resnet50_imagenet.npz', **{'conv1.weight': np.zeros((64,3,7,7), np.float16)})
+    np.savez(tmp_path / 'resnet50_imagenet.npz', **{'conv1.weight': np.zeros((64, 3, 7, 7), np.float16)})
     with pytest.raises(ReinitError, match='does not hold a ResNet50'): resnet50_imagenet()
-    whole = (tmp_path/'resnet50_imagenet.npz').read_bytes()
-    (tmp_path/'resnet50_imagenet.npz').write_bytes(whole[:len(whole)//2])
+    whole = (tmp_path / 'resnet50_imagenet.npz').read_bytes()
+    (tmp_path / 'resnet50_imagenet.npz').write_bytes(whole[:len(whole) // 2])
     with pytest.raises(ReinitError, match='resnet50_imagenet.npz.*cannot be read'): resnet50_imagenet()
-    np.savez(tmp_path/'evil.npz', x=np.array([Path], dtype=object))
-    with pytest.raises(ReinitError, match='cannot be read'): resnet50_imagenet(tmp_path/'evil.npz')
+    np.savez(tmp_path / 'evil.npz', x=np.array([Path], dtype=object))
+    with pytest.raises(ReinitError, match='cannot be read'): resnet50_imagenet(tmp_path / 'evil.npz')
 
 def test_three_differences(tmp_path):
     with torch.random.fork_rng(): torch.manual_seed(0); ref = torchvision.models.resnet50()
-    np.savez(tmp_path/'w.npz', **{k: v.numpy().astype(np.float16) for k,v in ref.state_dict().items() if v.dim()})
+    np.savez(tmp_path / 'w.npz', **{k: v.numpy().astype(np.float16) for k, v in ref.state_dict().items() if v.dim()})
     before = torch.get_rng_state()
-    net = resnet50_imagenet(tmp_path/'w.npz')
+    net = resnet50_imagenet(tmp_path / 'w.npz')
     assert torch.equal(torch.get_rng_state(), before)
-    assert not any(t.is_meta for t in net.state_dict().values()) and all(p.requires_grad and p.dtype==torch.float32 for p in net.parameters())
+    assert not any(t.is_meta for t in net.state_dict().values()) and all(p.requires_grad and p.dtype == torch.float32 for p in net.parameters())
     assert {m.eps for m in net.modules() if isinstance(m, nn.BatchNorm2d)} == {1e-3}
-    for i,layer in enumerate((net.layer1, net.layer2, net.layer3, net.layer4)):
-        assert layer[0].conv1.stride == ((2,2) if i else (1,1)) and layer[0].conv2.stride == (1,1)
-        assert all(m.stride==(1,1) for b in layer[1:] for m in b.modules() if isinstance(m, nn.Conv2d))
-    red = torch.zeros(1, 3, 1, 1, dtype=torch.uint8); red[:,0] = 255
-    assert imagenet_input(red).flatten().tolist() == pytest.approx([255-123.68, -116.779, -103.939])
-    assert torch.equal(imagenet_input(red), imagenet_input(red/255))
+    for i, layer in enumerate((net.layer1, net.layer2, net.layer3, net.layer4)):
+        assert layer[0].conv1.stride == ((2, 2) if i else (1, 1)) and layer[0].conv2.stride == (1, 1)
+        assert all(m.stride == (1, 1) for b in layer[1:] for m in b.modules() if isinstance(m, nn.Conv2d))
+    red = torch.zeros(1, 3, 1, 1, dtype=torch.uint8)
+    red[:, 0] = 255
+    assert imagenet_input(red).flatten().tolist() == pytest.approx([255 - 123.68, -116.779, -103.939])
+    assert torch.equal(imagenet_input(red), imagenet_input(red / 255))
 
 # Breeds of the Oxford pets that are ImageNet classes, under their names there. Left out are those that ImageNet lacks or splits
 # (american_bulldog, american_pit_bull_terrier, havanese, shiba_inu, and all cats but three).
@@ -304,18 +331,19 @@ BREEDS = dict(basset_hound='basset', beagle='beagle', boxer='boxer', chihuahua='
 def pets(n):
     "The first `n` test images of each breed in `BREEDS` at 224 pixels, and their ImageNet classes"
     names = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.meta['categories']
-    folders = sorted((Path(os.environ['REINIT_DATA'])/'oxford_pet'/'test').iterdir())
-    x,y = [],[]
+    folders = sorted((Path(os.environ['REINIT_DATA']) / 'oxford_pet' / 'test').iterdir())
+    x, y = [], []
     for f in folders:
         breed = f.name.partition('_')[2]
         for g in sorted(f.iterdir())[:n] if breed in BREEDS else []:
-            x.append(torch.from_numpy(np.array(Image.open(g).convert('RGB'))).permute(2, 0, 1)); y.append(names.index(BREEDS[breed]))
-    return nn.functional.interpolate(torch.stack(x).float()/255, size=224, mode='bilinear', antialias=True),torch.tensor(y)
+            x.append(torch.from_numpy(np.array(Image.open(g).convert('RGB'))).permute(2, 0, 1))
+            y.append(names.index(BREEDS[breed]))
+    return nn.functional.interpolate(torch.stack(x).float() / 255, size=224, mode='bilinear', antialias=True), torch.tensor(y)
 
 @pytest.mark.data
 def test_pets_by_the_pretrained_network():
     net = resnet50_imagenet().eval()
-    x,y = pets(7)
+    x, y = pets(7)
     with torch.inference_mode(): top1 = torch.cat([net(imagenet_input(b)).argmax(1) for b in x.split(24)])
     assert len(y) >= 150 and len(y.unique()) == len(BREEDS)
-    assert (top1==y).float().mean() > .7, f'top-1 {(top1==y).float().mean():.1%} of {len(y)} images'
+    assert (top1 == y).float().mean() > .7, f'top-1 {(top1==y).float().mean():.1%} of {len(y)} images'

@@ -1,11 +1,30 @@
 "Runs of the path engine: deterministic, paired, and the baseline is plain fastai"
-import json, os, subprocess, sys
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
+
 from reinit_nb.core import Recipe, ReinitError, Store
-from reinit_nb.path import CONTROLS, METHODS, Learn, Method, Run, lr_at, measure, n_rounds, network, optimizer, run_one, seldom, train
+from reinit_nb.path import (
+    CONTROLS,
+    METHODS,
+    Learn,
+    Method,
+    Run,
+    lr_at,
+    measure,
+    n_rounds,
+    network,
+    optimizer,
+    run_one,
+    seldom,
+    train,
+)
 from reinit_nb.sweep import PATH, Engine
 from reinit_nb.sweep import run as sweep
 from reinit_nb.vision import Task, dls
@@ -25,7 +44,9 @@ def test_every_method_trains_for_as_many_steps(method):
 
 def test_same_recipe_same_bits_whatever_ran_before():
     a = weights(train(of('LW')))
-    run_one(of('WELS', seed=3)); torch.manual_seed(17); torch.rand(5)
+    run_one(of('WELS', seed=3))
+    torch.manual_seed(17)
+    torch.rand(5)
     state = torch.get_rng_state()
     assert torch.equal(weights(train(of('LW'))), a)
     assert torch.equal(torch.get_rng_state(), state)      # nor is the global generator moved
@@ -74,28 +95,28 @@ def test_methods_of_a_seed_share_initial_weights_and_all_batches():
     from fastai.callback.core import Callback
     class Spy(Callback):
         order = -10
-        def before_fit(self): self.first,self.seen = weights(self.learn),[]
+        def before_fit(self): self.first, self.seen = weights(self.learn), []
         def before_batch(self):
             if self.training: self.seen.append((self.xb[0].clone(), self.yb[0].clone()))
     def spy(r):
         cb = Spy()
         train(r, cbs=[cb])
-        return cb.first,*(o for b in cb.seen for o in b)
+        return cb.first, *(o for b in cb.seen for o in b)
     base = spy(of('BL'))
-    for m in ('LW', 'DSD', 'RIFLE', 'shrink'): assert all(torch.equal(a, b) for a,b in zip(spy(of(m)), base, strict=True))
+    for m in ('LW', 'DSD', 'RIFLE', 'shrink'): assert all(torch.equal(a, b) for a, b in zip(spy(of(m)), base, strict=True))
     assert not torch.equal(spy(of('BL', seed=1))[0], base[0])
 
 def test_learning_rate_falls_by_decay_with_every_epoch():
     how = Learn(lr=1., decay=.5, epochs=8)
-    assert [lr_at(how, e/8) for e in (0, 1, 3)] == pytest.approx([1, .5, .125])
+    assert [lr_at(how, e / 8) for e in (0, 1, 3)] == pytest.approx([1, .5, .125])
     learn = train(of('LW', learn=SMALL.learn.replace(decay=.5)))      # four rounds of an epoch, two batches each
-    assert learn.recorder.lrs == pytest.approx([.02, .02*.5**.5]*4)
+    assert learn.recorder.lrs == pytest.approx([.02, .02 * .5**.5] * 4)
 
 def test_measure_counts_without_augmentation_and_changes_nothing():
     learn = train(of('BL'))
     before = weights(learn)
     assert measure(learn) == measure(learn) and torch.equal(weights(learn), before) and learn.model.training in (True, False)
-    loss,acc = learn.validate(ds_idx=2)
+    loss, acc = learn.validate(ds_idx=2)
     assert measure(learn)['test_acc'] == pytest.approx(acc) and measure(learn)['test_loss'] == pytest.approx(loss, rel=1e-4)
 
 @pytest.mark.parametrize('wrong, said', [
@@ -120,7 +141,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, seconds):
     class Stop(Callback):
         def before_batch(self):
             if self.training and (self.epoch, self.iter) == (2, 1): raise KeyboardInterrupt
-    file = tmp_path/'run.pth'
+    file = tmp_path / 'run.pth'
     with pytest.raises(KeyboardInterrupt): train(of('LW'), seldom(file, seconds), cbs=[Stop()])
     assert file.exists() == (seconds == 0)
     again = train(of('LW'), seldom(file, seconds))

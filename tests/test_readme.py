@@ -1,11 +1,19 @@
 "Every command and every block of code in README.md is tested; a new one without a test makes these tests fail"
-import json, os, re, shlex, shutil, subprocess, sys, time
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
 from configparser import ConfigParser
 from pathlib import Path
+
 import pytest
 
 root = Path(__file__).resolve().parents[1]
-readme = (root/'README.md').read_text(encoding='utf-8')
+readme = (root / 'README.md').read_text(encoding='utf-8')
 
 def blocks(md):
     "All fenced blocks, as (language, text)"
@@ -13,12 +21,12 @@ def blocks(md):
 
 def commands(md):
     "All commands of shell blocks, without comments"
-    lines = [l for lang,text in blocks(md) if lang in ('sh','bash','shell','console') for l in text.splitlines()]
+    lines = [l for lang, text in blocks(md) if lang in ('sh', 'bash', 'shell', 'console') for l in text.splitlines()]
     return [o.strip() for l in lines for o in re.sub(r'(^|\s)#.*', '', l).split('&&') if o.strip()]
 
 def settings():
     parser = ConfigParser(delimiters=['='])
-    parser.read(root/'settings.ini', encoding='utf-8')
+    parser.read(root / 'settings.ini', encoding='utf-8')
     return parser['DEFAULT']
 
 # ---------------------------------------------------------------- blocks
@@ -30,21 +38,21 @@ def test_blocks_are_found():
 
 def test_languages_are_known():
     "Blocks without a language are outputs, as .ci/readme.py writes them"
-    unknown = {lang for lang,_ in blocks(readme)} - {'python', 'sh', 'bibtex', ''}
+    unknown = {lang for lang, _ in blocks(readme)} - {'python', 'sh', 'bibtex', ''}
     assert not unknown, f'README.md has blocks in {unknown}, which no test runs: add one to tests/test_readme.py'
-    for lang in ('python','sh','bibtex'): assert any(l == lang for l,_ in blocks(readme)), f'README.md has no {lang} block any more: remove its test'
+    for lang in ('python', 'sh', 'bibtex'): assert any(l == lang for l, _ in blocks(readme)), f'README.md has no {lang} block any more: remove its test'
 
 def test_inline_commands_are_targets():
     "`make x` in a sentence names a target of the Makefile"
-    targets = set(re.findall(r'^([a-z-]+):.*##', (root/'Makefile').read_text(encoding='utf-8'), re.M))
+    targets = set(re.findall(r'^([a-z-]+):.*##', (root / 'Makefile').read_text(encoding='utf-8'), re.M))
     for t in re.findall(r'`make ([a-z-]+)`', readme): assert t in targets, f'README.md names `make {t}`, and the Makefile has {sorted(targets)}'
 
-def python_blocks(): return [text for lang,text in blocks(readme) if lang == 'python']
+def python_blocks(): return [text for lang, text in blocks(readme) if lang == 'python']
 
 def test_python_blocks_run(tmp_path):
     "All of them, in order, in one namespace and one new process, as a reader would paste them"
-    file = tmp_path/'readme.py'
-    parts = [f'print("block {i}", flush=True)\n{t}' for i,t in enumerate(python_blocks())]
+    file = tmp_path / 'readme.py'
+    parts = [f'print("block {i}", flush=True)\n{t}' for i, t in enumerate(python_blocks())]
     file.write_text('import matplotlib; matplotlib.use("agg")\n' + '\n'.join(parts) + '\nprint("all done")\n', encoding='utf-8')
     env = os.environ | dict(REINIT_SCALE='smoke', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join([str(root), os.environ.get('PYTHONPATH', '')]))
     env.pop('REINIT_DATA', None)     # no images but those that are always there
@@ -53,11 +61,11 @@ def test_python_blocks_run(tmp_path):
 
 def test_python_blocks_are_those_of_the_notebook():
     "Visible cells of nbs/index.ipynb and blocks in its text: none is lost on the way"
-    nb = json.loads((root/'nbs/index.ipynb').read_text(encoding='utf-8'))
+    nb = json.loads((root / 'nbs/index.ipynb').read_text(encoding='utf-8'))
     cells = [''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code']
     shown = [s for s in cells if not re.search(r'^#\s*\|\s*(hide|echo:\s*false|include:\s*false|default_exp)', s, re.M)]
-    fenced = [t for c in nb['cells'] if c['cell_type'] == 'markdown' for l,t in blocks(''.join(c['source']) + '\n') if l == 'python']
-    assert sorted(o.strip() for o in python_blocks()) == sorted(o.strip() for o in shown+fenced)
+    fenced = [t for c in nb['cells'] if c['cell_type'] == 'markdown' for l, t in blocks(''.join(c['source']) + '\n') if l == 'python']
+    assert sorted(o.strip() for o in python_blocks()) == sorted(o.strip() for o in shown + fenced)
 
 # ---------------------------------------------------------------- commands
 
@@ -68,18 +76,18 @@ def fetched(tmp_path_factory):
     "What `git clone` gives, from this checkout: there is no network in tests. With files as they are now, and under the name that the README gives"
     if not shutil.which('git') or git('rev-parse', '--git-dir', cwd=root).returncode: pytest.skip('no git, or no repository here: nothing can be cloned')
     top = tmp_path_factory.mktemp('clone')
-    r = git('-c', 'protocol.file.allow=always', 'clone', '--depth=1', root.as_uri(), top/settings()['git_url'].rpartition('/')[2])
+    r = git('-c', 'protocol.file.allow=always', 'clone', '--depth=1', root.as_uri(), top / settings()['git_url'].rpartition('/')[2])
     assert r.returncode == 0, r.stderr
     made, = top.iterdir()
     for name in git('diff', '--name-only', 'HEAD', cwd=root).stdout.splitlines():     # changes that are not committed yet
-        if (root/name).exists(): (made/name).parent.mkdir(parents=True, exist_ok=True); shutil.copy2(root/name, made/name)
+        if (root / name).exists(): (made / name).parent.mkdir(parents=True, exist_ok=True); shutil.copy2(root / name, made / name)
     return top
 
 def clone(cmd, tmp, request):
     "Really run, with the checkout in the place of the address, which is that of the project"
     assert cmd == f'git clone {settings()["git_url"]}'
     made, = request.getfixturevalue('fetched').iterdir()
-    assert (made/'.git').exists() and git('log', '-1', '--format=%H', cwd=made).stdout == git('log', '-1', '--format=%H', cwd=root).stdout
+    assert (made / '.git').exists() and git('log', '-1', '--format=%H', cwd=made).stdout == git('log', '-1', '--format=%H', cwd=root).stdout
 
 def enter(cmd, tmp, request):
     "Really run, below the clone: the files that the next commands need are there"
@@ -91,29 +99,29 @@ def install(cmd, tmp, request):
     assert cmd == f'pip install git+{settings()["git_url"]}'
     if subprocess.run([sys.executable, '-c', 'import setuptools, pip'], capture_output=True).returncode: pytest.skip('pip or setuptools is missing here')
     made, = request.getfixturevalue('fetched').iterdir()
-    r = subprocess.run([sys.executable, '-m', 'pip', 'install', '--no-deps', '--no-build-isolation', '--no-index', '--disable-pip-version-check', '--target', tmp/'site', made], cwd=tmp, capture_output=True, text=True)
+    r = subprocess.run([sys.executable, '-m', 'pip', 'install', '--no-deps', '--no-build-isolation', '--no-index', '--disable-pip-version-check', '--target', tmp / 'site', made], cwd=tmp, capture_output=True, text=True)
     assert r.returncode == 0, r.stdout[-1000:] + r.stderr[-2000:]
-    env = os.environ | dict(PYTHONPATH=str(tmp/'site'), OMP_NUM_THREADS='1')
+    env = os.environ | dict(PYTHONPATH=str(tmp / 'site'), OMP_NUM_THREADS='1')
     r = subprocess.run([sys.executable, '-c', 'import reinit_nb; print(reinit_nb.__file__, reinit_nb.__version__)'], cwd=tmp, env=env, capture_output=True, text=True)
-    assert r.stdout.split() == [str(tmp/'site/reinit_nb/__init__.py'), settings()['version']], r.stdout + r.stderr
-    r = subprocess.run([tmp/'site/bin/reinit_claims', '--help'], cwd=tmp, env=env, capture_output=True, text=True)
+    assert r.stdout.split() == [str(tmp / 'site/reinit_nb/__init__.py'), settings()['version']], r.stdout + r.stderr
+    r = subprocess.run([tmp / 'site/bin/reinit_claims', '--help'], cwd=tmp, env=env, capture_output=True, text=True)
     assert r.returncode == 0 and 'reinit_claims' in r.stdout, r.stdout + r.stderr
 
 def with_this_python(cmd, tmp, *options):
     "A make command, with this environment in the place of .venv"
     if not shutil.which('make'): pytest.skip('make is not installed')
-    bin,stamp = Path(sys.executable).parent,tmp/'.installed'
+    bin, stamp = Path(sys.executable).parent, tmp / '.installed'
     stamp.touch()
-    os.utime(stamp, (time.time()+3600,)*2)     # newer than settings.ini: nothing is installed
+    os.utime(stamp, (time.time() + 3600,) * 2)     # newer than settings.ini: nothing is installed
     env = os.environ | dict(PYTHONPATH=os.pathsep.join([str(root), os.environ.get('PYTHONPATH', '')]))
     return subprocess.run([*shlex.split(cmd), f'STAMP={stamp}', 'BROKEN=', f'BIN={bin}', *options], cwd=root, env=env, capture_output=True, text=True)
 
 def reproduce(cmd, tmp, request):
     "Really run, at smoke scale: a page, figures and tables come out"
-    if not (Path(sys.executable).parent/'reinit_repro').exists(): pytest.skip('the commands are not installed beside this python')
+    if not (Path(sys.executable).parent / 'reinit_repro').exists(): pytest.skip('the commands are not installed beside this python')
     r = with_this_python(cmd, tmp, 'SCALE=smoke', f'OUT={tmp/"out"}')
     assert r.returncode == 0, r.stdout[-1000:] + r.stderr[-2000:]
-    kinds = {f.suffix for f in (tmp/'out').rglob('*') if f.is_file()}
+    kinds = {f.suffix for f in (tmp / 'out').rglob('*') if f.is_file()}
     assert kinds >= {'.html', '.csv'}, kinds
 
 def whole_test(cmd, tmp, request):
@@ -121,12 +129,12 @@ def whole_test(cmd, tmp, request):
     r = with_this_python(cmd, tmp, '-n')
     assert r.returncode == 0 and 'nbdev_test' in r.stdout and 'pytest' in r.stdout, r.stdout + r.stderr
     assert 'pip' not in r.stdout, 'nothing should be installed where the environment is there'
-    ci = (root/'.ci/run').read_text(encoding='utf-8')
+    ci = (root / '.ci/run').read_text(encoding='utf-8')
     assert 'make test' in ci or ('nbdev_test' in ci and 'pytest' in ci), '.ci/run should run what `make test` runs'
 
-HANDLERS = {r'git clone \S+':clone, r'cd \S+':enter, r'pip install git\+\S+':install, r'make reproduce':reproduce, r'make test':whole_test}
+HANDLERS = {r'git clone \S+': clone, r'cd \S+': enter, r'pip install git\+\S+': install, r'make reproduce': reproduce, r'make test': whole_test}
 
-def handler(cmd): return next((f for k,f in HANDLERS.items() if re.fullmatch(k, cmd)), None)
+def handler(cmd): return next((f for k, f in HANDLERS.items() if re.fullmatch(k, cmd)), None)
 
 @pytest.mark.parametrize('cmd', dict.fromkeys(commands(readme)))
 def test_commands(cmd, tmp_path, request):
@@ -166,32 +174,32 @@ def test_sections():
 
 def test_bibtex():
     "Balanced braces; every entry has what a bibliography needs"
-    text = next(t for lang,t in blocks(readme) if lang == 'bibtex')
+    text = next(t for lang, t in blocks(readme) if lang == 'bibtex')
     assert text.count('{') == text.count('}')
     entries = re.findall(r'^@(\w+)\{([\w-]+),\n(.*?)^\}', text, re.M | re.S)
-    assert len(entries) == 4 and len({k for _,k,_ in entries}) == 4
-    for kind,key,body in entries:
+    assert len(entries) == 4 and len({k for _, k, _ in entries}) == 4
+    for kind, key, body in entries:
         fields = dict(re.findall(r'^\s*(\w+)\s*=\s*\{(.+)\},?$', body, re.M))
-        need = {'title','author','year'} | ({'booktitle'} if kind == 'inproceedings' else {'note'})
+        need = {'title', 'author', 'year'} | ({'booktitle'} if kind == 'inproceedings' else {'note'})
         assert need <= set(fields), f'{key} lacks {need-set(fields)}'
         assert re.fullmatch(r'20\d\d', fields['year'])
 
 def test_links_lead_somewhere():
     "Files of the repository that are named by a link exist"
     links = re.findall(r'\]\(([^)#\s]+)', readme)
-    lost = [o for o in links if not re.match(r'[a-z]+:', o) and not (root/o).exists()]
+    lost = [o for o in links if not re.match(r'[a-z]+:', o) and not (root / o).exists()]
     assert not lost, f'README.md links to {lost}, which do not exist'
 
 def test_ten_lines():
     "The tutorial promises ten lines for one's own checkpoint"
-    nb = json.loads((root/'nbs/tutorials/stuck.ipynb').read_text(encoding='utf-8'))
+    nb = json.loads((root / 'nbs/tutorials/stuck.ipynb').read_text(encoding='utf-8'))
     cells = [''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code']
     cell, = [s for s in cells if s.startswith('def mine()')]
     assert len([l for l in cell.splitlines() if l.strip() and not l.startswith('#')]) <= 10
 
 def test_twenty_lines():
     "The tutorial promises twenty lines for one's own method"
-    nb = json.loads((root/'nbs/tutorials/method.ipynb').read_text(encoding='utf-8'))
+    nb = json.loads((root / 'nbs/tutorials/method.ipynb').read_text(encoding='utf-8'))
     cells = [''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code']
     cell = next(s for s in cells if s.startswith('class '))
     assert len([l for l in cell.splitlines() if l.strip()]) <= 20

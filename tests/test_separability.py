@@ -1,5 +1,8 @@
 "Measures of separability against numpy, scipy and scikit-learn; hooks on real models; a callback that training does not notice"
-import copy, os, random, warnings
+import copy
+import random
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,48 +10,67 @@ import scipy.linalg
 import torch
 import torch.nn.functional as F
 from fastai.callback.core import Callback, CancelFitException
-import fastai.callback.schedule
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, PredefinedSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from torch import nn
+
 from reinit_nb.core import ReinitError, Streams
 from reinit_nb.models import mlp, model, reservoir_layout
-from reinit_nb.separability import (MEASURES, Moments, SeparabilityCallback, _Kept, _Solver, cross_validate, default_layers, due, features, fisher, gdv, merge,
-                                    plot_separability, plot_training, probe, separability, solve)
+from reinit_nb.separability import (
+    MEASURES,
+    Moments,
+    SeparabilityCallback,
+    _Kept,
+    _Solver,
+    cross_validate,
+    default_layers,
+    due,
+    features,
+    fisher,
+    gdv,
+    merge,
+    plot_separability,
+    plot_training,
+    probe,
+    separability,
+    solve,
+)
 from reinit_nb.vision import Task, dls
+
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
 def moments(h, y, size=17):
     m = Moments(h.shape[1])
-    for a,b in zip(h.split(size), y.split(size)): m.add(a, b)
+    for a, b in zip(h.split(size), y.split(size)): m.add(a, b)
     return m.settle()
 
 def clusters(n=240, d=6, C=3, seed=0, spread=1.):
     "Gaussian classes"
     g = gen(seed)
     y = torch.randint(C, (n,), generator=g)
-    return 2*torch.randn(C, d, generator=g).double()[y]+spread*torch.randn(n, d, generator=g).double(),y
+    return 2 * torch.randn(C, d, generator=g).double()[y] + spread * torch.randn(n, d, generator=g).double(), y
 
 def spoiled(kind, n=200, d=12, seed=0):
     "Features of deficient rank"
-    h,y = clusters(n, d, 4, seed)
+    h, y = clusters(n, d, 4, seed)
     h = h.relu()
     if kind == 'dead': h[:, [1, 5]] = 0
     if kind == 'constant': h[:, 2] = 3; h[:, 7] = 3
-    if kind == 'dependent': h[:, 4] = h[:, 0]-2*h[:, 1]; h[:, 9] = h[:, 3]
+    if kind == 'dependent': h[:, 4] = h[:, 0] - 2 * h[:, 1]; h[:, 9] = h[:, 3]
     if kind == 'all': h[:, 1] = 0; h[:, 2] = 5; h[:, 9] = h[:, 3]; h[:, 10] = 7
-    if kind == 'few': h,y = h[:8],y[:8]
-    return h,y
+    if kind == 'few': h, y = h[:8], y[:8]
+    return h, y
 
 # ---------------------------------------------------------------- moments, least squares, ridge
 
@@ -56,70 +78,71 @@ def spoiled(kind, n=200, d=12, seed=0):
 @settings(max_examples=50, deadline=None)
 def test_moments_hold_all_products(n, d, C, size, seed):
     g = gen(seed)
-    h,y = torch.randn(n, d, generator=g).double(),torch.randint(C, (n,), generator=g)
+    h, y = torch.randn(n, d, generator=g).double(), torch.randint(C, (n,), generator=g)
     m = moments(h, y, size)
     full = torch.cat([torch.ones(n, 1), h, F.one_hot(y, m.C)], 1).double()
-    assert torch.allclose(m.R.T@m.R, full.T@full, atol=1e-9) and m.n == n and m.counts.tolist() == torch.bincount(y).tolist()
-    k = n//2
-    if k: 
+    assert torch.allclose(m.R.T @ m.R, full.T @ full, atol=1e-9) and m.n == n and m.counts.tolist() == torch.bincount(y).tolist()
+    k = n // 2
+    if k:
         both = merge([moments(h[:k], y[:k]), moments(h[k:], y[k:])])
-        assert torch.allclose(both.R.T@both.R, full.T@full, atol=1e-9) and both.n == n
+        assert torch.allclose(both.R.T @ both.R, full.T @ full, atol=1e-9) and both.n == n
 
 def test_memory_does_not_grow_with_rows():
     m = Moments(10)
     for i in range(50): m.add(*clusters(100, 10, seed=i))
-    assert len(m.R) <= 14 and sum(len(y) for _,y in m.waiting) < 40
+    assert len(m.R) <= 14 and sum(len(y) for _, y in m.waiting) < 40
 
 @pytest.mark.parametrize('kind', ['full', 'dead', 'constant', 'dependent', 'all', 'few'])
 @pytest.mark.parametrize('seed', range(3))
 def test_least_squares_is_numpys(kind, seed):
-    h,y = spoiled(kind, seed=seed)
-    test,_ = spoiled('full', seed=seed+100)
-    Y = np.eye(int(y.max())+1)[y]
-    W,_,rank,_ = np.linalg.lstsq(h.numpy(), Y, rcond=None)
+    h, y = spoiled(kind, seed=seed)
+    test, _ = spoiled('full', seed=seed + 100)
+    Y = np.eye(int(y.max()) + 1)[y]
+    W, _, rank, _ = np.linalg.lstsq(h.numpy(), Y, rcond=None)
     m = moments(h, y)
     r = solve(m)
     assert _Solver(m).rank == rank
     here = Y.any(0)
     assert np.allclose(r.W[:, here], W[:, here], atol=1e-9)
-    assert r.hits(h, y) == (np.where(here, h.numpy()@W, -np.inf).argmax(1) == y.numpy()).sum()
-    assert ((test@r.W+r.b).argmax(1).numpy() == np.where(here, test.numpy()@W, -np.inf).argmax(1)).all()
+    assert r.hits(h, y) == (np.where(here, h.numpy() @ W, -np.inf).argmax(1) == y.numpy()).sum()
+    assert ((test @ r.W + r.b).argmax(1).numpy() == np.where(here, test.numpy() @ W, -np.inf).argmax(1)).all()
 
 def test_least_squares_of_single_precision_is_numpys():
     "Nearly dependent features: products in place of a decomposition would lose them"
-    h,y = clusters(300, 8)
+    h, y = clusters(300, 8)
     h = h.float()
-    h[:, 5] = h[:, 0]+h[:, 1]          # up to rounding: a singular value of 1e-7
+    h[:, 5] = h[:, 0] + h[:, 1]          # up to rounding: a singular value of 1e-7
     W = np.linalg.lstsq(h.double().numpy(), np.eye(3)[y], rcond=None)[0]
     r = solve(moments(h, y))
-    assert np.allclose(h.double()@r.W, h.double().numpy()@W, atol=1e-6)
-    assert r.hits(h, y) == ((h.double().numpy()@W).argmax(1) == y.numpy()).sum()
+    assert np.allclose(h.double() @ r.W, h.double().numpy() @ W, atol=1e-6)
+    assert r.hits(h, y) == ((h.double().numpy() @ W).argmax(1) == y.numpy()).sum()
 
 @pytest.mark.parametrize('intercept', [False, True])
 @pytest.mark.parametrize('penalty', [1e-3, 1., 1e3])
 @pytest.mark.parametrize('kind', ['full', 'all', 'few'])
 def test_ridge_is_scikit_learns(kind, penalty, intercept):
-    h,y = spoiled(kind)
+    h, y = spoiled(kind)
     y = y.unique(return_inverse=True)[1]
-    ref = Ridge(penalty, fit_intercept=intercept, solver='svd').fit(h.numpy(), np.eye(int(y.max())+1)[y])
+    ref = Ridge(penalty, fit_intercept=intercept, solver='svd').fit(h.numpy(), np.eye(int(y.max()) + 1)[y])
     r = solve(moments(h, y), penalty, intercept)
     assert np.allclose(r.W, ref.coef_.T, atol=1e-8) and np.allclose(r.b, ref.intercept_, atol=1e-8)
 
 @pytest.mark.parametrize('intercept', [False, True])
 def test_cross_validation_is_scikit_learns(intercept):
-    h,y = spoiled('all')
-    fold = torch.arange(len(y))%4
+    h, y = spoiled('all')
+    fold = torch.arange(len(y)) % 4
     cv = cross_validate([moments(h[fold == k], y[fold == k]) for k in range(4)], [0.01, 1., 30., 1e4], intercept)
     ref = GridSearchCV(Ridge(fit_intercept=intercept, solver='svd'), dict(alpha=cv.penalty.tolist()), scoring='neg_mean_squared_error', cv=PredefinedSplit(fold)).fit(h.numpy(), np.eye(4)[y])
-    assert np.allclose(cv.error/4, -ref.cv_results_['mean_test_score'], rtol=1e-9)
+    assert np.allclose(cv.error / 4, -ref.cv_results_['mean_test_score'], rtol=1e-9)
 
 def test_cross_validation_with_a_class_in_one_fold_only():
-    h,y = clusters(60, 4)
-    y[:-5] = y[:-5].clamp(max=1); y[-5:] = 2
+    h, y = clusters(60, 4)
+    y[:-5] = y[:-5].clamp(max=1)
+    y[-5:] = 2
     cv = cross_validate([moments(h[:40], y[:40]), moments(h[40:], y[40:])], [1.])
     parts = [(h[:40], y[:40]), (h[40:], y[40:])]
-    err = sum(((b[0].numpy()@Ridge(1., fit_intercept=False).fit(a[0].numpy(), np.eye(3)[a[1]]).coef_.T-np.eye(3)[b[1]])**2).sum() for a,b in (parts, parts[::-1]))
-    assert cv.error[0] == pytest.approx(err/60)
+    err = sum(((b[0].numpy() @ Ridge(1., fit_intercept=False).fit(a[0].numpy(), np.eye(3)[a[1]]).coef_.T - np.eye(3)[b[1]])**2).sum() for a, b in (parts, parts[::-1]))
+    assert cv.error[0] == pytest.approx(err / 60)
 
 def test_linear_refuses():
     m = moments(*clusters())
@@ -132,57 +155,57 @@ def test_linear_refuses():
 
 @pytest.mark.parametrize('seed', range(4))
 def test_fisher(seed):
-    h,y = clusters(seed=seed)
+    h, y = clusters(seed=seed)
     mu = torch.stack([h[y == c].mean(0) for c in range(3)])
-    Sw,Sb = (h-mu[y]).T@(h-mu[y]),(mu[y]-h.mean(0)).T@(mu[y]-h.mean(0))
+    Sw, Sb = (h - mu[y]).T @ (h - mu[y]), (mu[y] - h.mean(0)).T @ (mu[y] - h.mean(0))
     J = scipy.linalg.eigh(Sb.numpy(), Sw.numpy(), eigvals_only=True).sum()
     assert fisher(moments(h, y)) == pytest.approx(J, rel=1e-9)
     A = torch.randn(6, 6, generator=gen(seed)).double()
-    assert fisher(moments(h@A+7, y)) == pytest.approx(J, rel=1e-7)                                  # any linear map leaves it
-    assert fisher(moments(torch.cat([h, h[:, :2], 0*h, 0*h+1], 1), y)) == pytest.approx(J, rel=1e-7)   # and copies, dead units, constants
+    assert fisher(moments(h @ A + 7, y)) == pytest.approx(J, rel=1e-7)                                  # any linear map leaves it
+    assert fisher(moments(torch.cat([h, h[:, :2], 0 * h, 0 * h + 1], 1), y)) == pytest.approx(J, rel=1e-7)   # and copies, dead units, constants
 
 def test_fisher_extremes():
-    y = torch.arange(30)%3
+    y = torch.arange(30) % 3
     assert fisher(moments(F.one_hot(y).double(), y)) == float('inf')
     assert fisher(moments(torch.ones(30, 2).double(), y)) == 0
-    x = torch.arange(30).double()[:, None]//3
+    x = torch.arange(30).double()[:, None] // 3
     assert fisher(moments(x, y)) == pytest.approx(0, abs=1e-12)
 
 def pairwise_gdv(h, y):
     "The definition"
     h = h.numpy()
-    z = .5*(h-h.mean(0))/h.std(0)
-    def mean(a, b, same): return np.mean([np.linalg.norm(p-q) for i,p in enumerate(a) for j,q in enumerate(b) if not (same and i == j)])
+    z = .5 * (h - h.mean(0)) / h.std(0)
+    def mean(a, b, same): return np.mean([np.linalg.norm(p - q) for i, p in enumerate(a) for j, q in enumerate(b) if not (same and i == j)])
     parts = [z[y.numpy() == c] for c in np.unique(y)]
     within = np.mean([mean(p, p, True) for p in parts])
-    between = np.mean([mean(p, q, False) for i,p in enumerate(parts) for q in parts[:i]])
-    return (within-between)/np.sqrt(h.shape[1])
+    between = np.mean([mean(p, q, False) for i, p in enumerate(parts) for q in parts[:i]])
+    return (within - between) / np.sqrt(h.shape[1])
 
 @pytest.mark.parametrize('seed', range(3))
 def test_gdv(seed):
-    h,y = clusters(50, 4, seed=seed)
+    h, y = clusters(50, 4, seed=seed)
     assert gdv(h, y) == pytest.approx(pairwise_gdv(h, y), rel=1e-10)
-    same = torch.cat([h[:, [2, 0, 1, 3]]*torch.tensor([1., 5, .1, -3])+2, h, 0*h, 0*h+4], 1)
+    same = torch.cat([h[:, [2, 0, 1, 3]] * torch.tensor([1., 5, .1, -3]) + 2, h, 0 * h, 0 * h + 4], 1)
     assert gdv(same, y) == pytest.approx(gdv(h, y), rel=1e-10)
     assert gdv(clusters(400, 4, spread=.05, seed=seed)[0], clusters(400, 4, seed=seed)[1]) < gdv(*clusters(400, 4, spread=2, seed=seed))
-    assert np.isnan(gdv(0*h, y)) and np.isnan(gdv(h, 0*y))
+    assert np.isnan(gdv(0 * h, y)) and np.isnan(gdv(h, 0 * y))
 
 @pytest.mark.parametrize('l2', [1e-1, 1e-3])
 def test_probes_are_scikit_learns(l2):
-    h,y = clusters(200, 5, spread=3.)
-    h = torch.cat([h*torch.tensor([1, 10, .1, 1, 1]), torch.full((200, 1), 4.)], 1)
-    C,x = 1/(200*l2),h.numpy()
+    h, y = clusters(200, 5, spread=3.)
+    h = torch.cat([h * torch.tensor([1, 10, .1, 1, 1]), torch.full((200, 1), 4.)], 1)
+    C, x = 1 / (200 * l2), h.numpy()
     soft = make_pipeline(StandardScaler(), LogisticRegression(C=C, tol=1e-10, max_iter=5000)).fit(x, y)
     r = probe(h, y, 'softmax', l2)
-    assert np.allclose((h@r.W+r.b).softmax(1), soft.predict_proba(x), atol=1e-4) and r.hits(h, y) == (soft.predict(x) == y.numpy()).sum()
+    assert np.allclose((h @ r.W + r.b).softmax(1), soft.predict_proba(x), atol=1e-4) and r.hits(h, y) == (soft.predict(x) == y.numpy()).sum()
     svc = make_pipeline(StandardScaler(), LinearSVC(C=C, tol=1e-10, intercept_scaling=1000, max_iter=10**6)).fit(x, y)
     r = probe(h, y, 'svm', l2)
-    assert np.allclose(h@r.W+r.b, svc.decision_function(x), atol=2e-3)
+    assert np.allclose(h @ r.W + r.b, svc.decision_function(x), atol=2e-3)
 
 def test_probe_leaves_absent_classes_out():
-    h,y = clusters()
-    r = probe(h, 2*y, 'softmax')
-    assert r.b[1] == r.b[3] == -torch.inf and set((h@r.W+r.b).argmax(1).tolist()) <= {0, 2, 4}
+    h, y = clusters()
+    r = probe(h, 2 * y, 'softmax')
+    assert r.b[1] == r.b[3] == -torch.inf and set((h @ r.W + r.b).argmax(1).tolist()) <= {0, 2, 4}
     with pytest.raises(ReinitError, match="did you mean 'softmax'"): probe(h, y, 'softmx')
 
 # ---------------------------------------------------------------- layers of models
@@ -192,31 +215,31 @@ def test_default_layers_follow_tensors():
         "Layers in no particular order, one ReLU for all, an addition in place"
         def __init__(self):
             super().__init__()
-            self.last,self.relu,self.b,self.a,self.norm = nn.Linear(5, 3),nn.ReLU(inplace=True),nn.Linear(5, 5),nn.Linear(4, 5),nn.BatchNorm1d(5)
+            self.last, self.relu, self.b, self.a, self.norm = nn.Linear(5, 3), nn.ReLU(inplace=True), nn.Linear(5, 5), nn.Linear(4, 5), nn.BatchNorm1d(5)
             self.idle = nn.Linear(9, 9)
         def forward(self, x):
             x = self.relu(self.norm(self.a(x)))
             out = self.b(x)
             out += x
             return self.last(self.relu(out))
-    net,x = Net(),torch.randn(6, 4, generator=gen())
+    net, x = Net(), torch.randn(6, 4, generator=gen())
     assert default_layers(net, x) == ['relu', 'b', 'last']
-    df = separability(net, (x, torch.arange(6)%2), layers=['a', 'norm', 'relu', 'b', 'relu#2', 'last'])
-    assert df.features.tolist() == [5]*5+[3]
+    df = separability(net, (x, torch.arange(6) % 2), layers=['a', 'norm', 'relu', 'b', 'relu#2', 'last'])
+    assert df.features.tolist() == [5] * 5 + [3]
 
 def test_features_are_copied_before_what_works_in_place():
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
-    h,y = clusters(100, 4, 2)
+    h, y = clusters(100, 4, 2)
     h = h.float()
     with torch.no_grad(): want = np.linalg.lstsq(net[0](h).double().numpy(), np.eye(2)[y], rcond=None)[0]
     got = separability(net, (h, y), layers=['0']).value[0]
-    with torch.no_grad(): assert got == ((net[0](h).double().numpy()@want).argmax(1) == y.numpy()).mean()
+    with torch.no_grad(): assert got == ((net[0](h).double().numpy() @ want).argmax(1) == y.numpy()).mean()
 
 def test_dropout_is_not_an_activation():
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(.5), nn.Linear(5, 2))
     assert default_layers(net, torch.randn(3, 4, generator=gen())) == ['1', '3']
 
-def images(n=24, size=32, seed=0): return torch.rand(n, 3, size, size, generator=gen(seed)),torch.arange(n)%3
+def images(n=24, size=32, seed=0): return torch.rand(n, 3, size, size, generator=gen(seed)), torch.arange(n) % 3
 
 def test_torchvision_resnet():
     from torchvision.models import resnet18
@@ -229,7 +252,6 @@ def test_torchvision_resnet():
     assert quiet(net, images(), layers='layer3', pool=lambda o: o.amax((2, 3))).features[0] == 256
 
 def test_torchvision_vit_and_timm():
-    from torchvision.models import vit_b_16
     from torchvision.models.vision_transformer import VisionTransformer
     torch.manual_seed(0)
     net = VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=3)
@@ -255,38 +277,38 @@ def test_features():
 def small(seed=0, **kw): return mlp(n_in=8, hidden=(12, 20, 12), n_out=3, reservoir=(1,), seed=seed, **kw)
 
 def data(n=300, seed=0):
-    h,y = clusters(n, 8, seed=1, spread=2.5)
-    return h.float(),y
+    h, y = clusters(n, 8, seed=1, spread=2.5)
+    return h.float(), y
 
 def batches(x, y, size=64): return list(zip(x.split(size), y.split(size)))
 
 def test_all_measures_against_all_activations():
-    net,(x,y) = small(),data(500)
-    (a,t),(b,u) = (x[:300], y[:300]),(x[300:], y[300:])
+    net, (x, y) = small(), data(500)
+    (a, t), (b, u) = (x[:300], y[:300]), (x[300:], y[300:])
     df = separability(net, batches(a, t), batches(b, u, 31), measures=MEASURES, penalty=2., l2=1e-2)
-    assert len(df) == 4*6*2 and df.layer.unique().tolist() == ['block1.relu', 'block2.relu', 'block3.relu', 'head.classifier']
+    assert len(df) == 4 * 6 * 2 and df.layer.unique().tolist() == ['block1.relu', 'block2.relu', 'block3.relu', 'head.classifier']
     v = df.set_index(['layer', 'measure', 'part']).value
     ha = hb = None
-    for name,depth in zip(df.layer.unique(), range(4)):
-        with torch.no_grad(): ha,hb = (net[:depth+1](o) for o in (a, b))
+    for name, depth in zip(df.layer.unique(), range(4)):
+        with torch.no_grad(): ha, hb = (net[:depth + 1](o) for o in (a, b))
         m = moments(ha, t)
-        for k,r in {'least squares':solve(m), 'ridge':solve(m, 2.), 'softmax':probe(ha, t, l2=1e-2), 'svm':probe(ha, t, 'svm', 1e-2)}.items():
-            assert v[name, k, 'train'] == pytest.approx(r.hits(ha, t)/300, abs=.004) and v[name, k, 'test'] == pytest.approx(r.hits(hb, u)/200, abs=.006)
+        for k, r in {'least squares': solve(m), 'ridge': solve(m, 2.), 'softmax': probe(ha, t, l2=1e-2), 'svm': probe(ha, t, 'svm', 1e-2)}.items():
+            assert v[name, k, 'train'] == pytest.approx(r.hits(ha, t) / 300, abs=.004) and v[name, k, 'test'] == pytest.approx(r.hits(hb, u) / 200, abs=.006)
         assert v[name, 'fisher', 'train'] == pytest.approx(fisher(m), rel=1e-4) and v[name, 'fisher', 'test'] == pytest.approx(fisher(moments(hb, u)), rel=1e-4)
         assert v[name, 'gdv', 'train'] == pytest.approx(gdv(ha, t), rel=1e-4) and v[name, 'gdv', 'test'] == pytest.approx(gdv(hb, u), rel=1e-4)
 
 def test_batches_do_not_matter():
-    net,(x,y) = small(),data()
-    a,b = (separability(net, batches(x, y, s), measures=('least squares', 'fisher')) for s in (300, 7))
+    net, (x, y) = small(), data()
+    a, b = (separability(net, batches(x, y, s), measures=('least squares', 'fisher')) for s in (300, 7))
     assert np.allclose(a.value, b.value, atol=.004) and (a['rank'] == b['rank']).all()
 
 class Once:
     "Counts how often it is gone through"
-    def __init__(self, bs): self.bs,self.n = bs,0
+    def __init__(self, bs): self.bs, self.n = bs, 0
     def __iter__(self): self.n += 1; return iter(self.bs)
 
 def test_one_pass_or_two():
-    net,(x,y) = small(),data(3000)
+    net, (x, y) = small(), data(3000)
     once = Once(batches(x, y))
     a = separability(net, once, measures=('least squares', 'ridge', 'softmax', 'gdv'))
     assert once.n == 1
@@ -296,62 +318,80 @@ def test_one_pass_or_two():
     assert twice.n == 2
     for m in ('least squares', 'ridge'): assert np.allclose(a[a.measure == m].value, b[b.measure == m].value) and (b[b.measure == m].n == 3000).all()
     part = b[b.measure == 'softmax'].n
-    assert (part < 3000/3).all() and np.allclose(a[a.measure == 'softmax'].value, b[b.measure == 'softmax'].value, atol=.08)
+    assert (part < 3000 / 3).all() and np.allclose(a[a.measure == 'softmax'].value, b[b.measure == 'softmax'].value, atol=.08)
     with pytest.raises(ReinitError, match='second time'): separability(net, iter(batches(x, y)), cache=2**16)
 
 def test_a_thinned_sample_is_uniform():
     k = _Kept(2**16, Streams(0).data)
-    for i in range(100): k.add({'a':torch.full((100, 8), float(i))}, torch.full((100,), i))
-    h,y = k('a')
-    assert k.bytes <= 2**16 and len(y) == pytest.approx(10_000*k.share, rel=.1) and y.float().mean() == pytest.approx(49.5, abs=4)
+    for i in range(100): k.add({'a': torch.full((100, 8), float(i))}, torch.full((100,), i))
+    h, y = k('a')
+    assert k.bytes <= 2**16 and len(y) == pytest.approx(10_000 * k.share, rel=.1) and y.float().mean() == pytest.approx(49.5, abs=4)
     assert len(k.draw('a', 50)[1]) == 50 and (h[:, 0] == y).all()
 
 def test_chosen_penalty_helps_where_rows_are_few():
     g = gen(3)
-    x,y = torch.randn(2000, 60, generator=g),torch.randint(2, (2000,), generator=g)
-    x[:, 0] += 3*y-1.5
+    x, y = torch.randn(2000, 60, generator=g), torch.randint(2, (2000,), generator=g)
+    x[:, 0] += 3 * y - 1.5
     df = separability(nn.Sequential(nn.Linear(60, 60)), (x[:70], y[:70]), (x[70:], y[70:]), measures=('least squares', 'ridge'))
     v = df[df.part == 'test'].set_index('measure').value
-    assert v['ridge'] > v['least squares']+.05 and (df[df.measure == 'ridge'].penalty > 0).all()
+    assert v['ridge'] > v['least squares'] + .05 and (df[df.measure == 'ridge'].penalty > 0).all()
 
 def test_model_is_left_as_found():
     net = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(.5), nn.Linear(6, 3))
-    net[1].eval(); net[4].weight.requires_grad_(False)
+    net[1].eval()
+    net[4].weight.requires_grad_(False)
     net[0].weight.grad = torch.ones_like(net[0].weight)
-    old,modes = copy.deepcopy(net.state_dict()),[m.training for m in net.modules()]
-    torch.manual_seed(5); random.seed(5); np.random.seed(5)
-    rng = torch.get_rng_state(),random.getstate(),np.random.get_state()[1].copy()
+    old, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    rng = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     def same():
-        assert all(torch.equal(v, old[k]) for k,v in net.state_dict().items()) and modes == [m.training for m in net.modules()]
+        assert all(torch.equal(v, old[k]) for k, v in net.state_dict().items()) and modes == [m.training for m in net.modules()]
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules()) and (net[0].weight.grad == 1).all() and not net[4].weight.requires_grad
         assert torch.equal(rng[0], torch.get_rng_state()) and rng[1] == random.getstate() and (rng[2] == np.random.get_state()[1]).all()
-    separability(net, data(), data(), measures=MEASURES); same()
+    separability(net, data(), data(), measures=MEASURES)
+    same()
     with pytest.raises(ReinitError): separability(net, [data(), (torch.ones(3, 9), torch.zeros(3).long())])
     same()
 
 def test_half_and_double_precision():
-    net,(x,y) = small(),data()
-    a,b,c = (separability(copy.deepcopy(net).to(t), (x.to(t), y)).value for t in (torch.float32, torch.float64, torch.bfloat16))
+    net, (x, y) = small(), data()
+    a, b, c = (separability(copy.deepcopy(net).to(t), (x.to(t), y)).value for t in (torch.float32, torch.float64, torch.bfloat16))
     assert np.allclose(a, b, atol=.01) and np.allclose(a, c, atol=.08)
 
 def test_wrong_input():
-    net,(x,y) = small(),data()
+    net, (x, y) = small(), data()
     def fails(said, **kw):
-        with pytest.raises(ReinitError, match=said): separability(**(dict(model=net, train=(x, y))|kw))
+        with pytest.raises(ReinitError, match=said): separability(**(dict(model=net, train=(x, y)) | kw))
     fails("layer='block1.rel' is not known; did you mean 'block1.relu'", layers=['block1.rel'])
-    fails('from 1', layers=['block1.relu#x']); fails('was not called', layers=['block1.relu#2']); fails('layers is empty', layers=[])
-    fails("measure='fishr' is not known; did you mean 'fisher'", measures=('fishr',)); fails('measures is empty', measures=())
-    fails('penalty=-1', penalty=-1); fails('l2=-1', l2=-1); fails('folds=1', folds=1); fails('cache=3', cache=3); fails("pool='men'.*'mean'", pool='men')
-    fails('all 300 examples are of class 1', train=(x, 0*y+1))
-    fails('300 whole numbers', train=(x, y.float())); fails('300 whole numbers', train=(x, F.one_hot(y))); fails('whole numbers', train=(x, y[:7])); fails('there is a -1', train=(x, y-1))
-    fails('the test set has 5, and the training set has 0 to 2', test=(x, y+3))
-    fails("layer='block1.relu': some features are NaN", train=(x*torch.nan, y)); fails('NaN or infinite', train=(x*torch.inf, y))
-    fails('does not run on data of shape', train=(x[:, :3], y)); fails('data is empty', train=[]); fails('data is a Tensor', train=x); fails('two tensors', train=[(x, y, y)])
+    fails('from 1', layers=['block1.relu#x'])
+    fails('was not called', layers=['block1.relu#2'])
+    fails('layers is empty', layers=[])
+    fails("measure='fishr' is not known; did you mean 'fisher'", measures=('fishr',))
+    fails('measures is empty', measures=())
+    fails('penalty=-1', penalty=-1)
+    fails('l2=-1', l2=-1)
+    fails('folds=1', folds=1)
+    fails('cache=3', cache=3)
+    fails("pool='men'.*'mean'", pool='men')
+    fails('all 300 examples are of class 1', train=(x, 0 * y + 1))
+    fails('300 whole numbers', train=(x, y.float()))
+    fails('300 whole numbers', train=(x, F.one_hot(y)))
+    fails('whole numbers', train=(x, y[:7]))
+    fails('there is a -1', train=(x, y - 1))
+    fails('the test set has 5, and the training set has 0 to 2', test=(x, y + 3))
+    fails("layer='block1.relu': some features are NaN", train=(x * torch.nan, y))
+    fails('NaN or infinite', train=(x * torch.inf, y))
+    fails('does not run on data of shape', train=(x[:, :3], y))
+    fails('data is empty', train=[])
+    fails('data is a Tensor', train=x)
+    fails('two tensors', train=[(x, y, y)])
     fails('should be a torch module', model=3)
     fails('dls.train', train=dls(Task('digits'), device='cpu'))
 
 def test_warnings():
-    net,(x,y) = small(),data()
+    net, (x, y) = small(), data()
     with pytest.warns(UserWarning, match='15 examples are fewer than 20 features.*ridge'): df = separability(net, (x[:15], y[:15]), layers=['block2.relu'])
     assert df.value[0] == 1 and df['rank'][0] == 15
     dead = copy.deepcopy(net)
@@ -371,14 +411,16 @@ def learner(seed=0, bs=32, n=200, net=None, cbs=None):
 
 def plain_learner(seed=0):
     "fastai's own loaders, with their own generator, and torch's"
-    torch.manual_seed(seed); random.seed(seed)
-    x,y = data(130)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    x, y = data(130)
     items = list(zip(x, y))
     net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(.3), nn.Linear(16, 3))
     return Learner(DataLoaders(DataLoader(items[:100], bs=16, shuffle=True, drop_last=True), DataLoader(items[100:], bs=16)), net, loss_func=CrossEntropyLossFlat()).remove_cb(ProgressCallback)
 
 def torch_learner(seed=0):
-    torch.manual_seed(seed); random.seed(seed)
+    torch.manual_seed(seed)
+    random.seed(seed)
     ds = torch.utils.data.TensorDataset(*data(130))
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(.3), nn.Linear(16, 3))
     train = torch.utils.data.DataLoader(ds, 16, shuffle=True, generator=gen(seed))
@@ -388,11 +430,13 @@ def torch_learner(seed=0):
 def test_training_does_not_notice(make):
     res = []
     for cbs in ([], SeparabilityCallback(measures=('least squares', 'ridge', 'gdv', 'fisher'), n_train=80)):
-        torch.manual_seed(1); random.seed(1); np.random.seed(1)
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
         learn = make()
         with learn.no_logging(): quiet_fit(learn, 3, cbs)
         res.append((learn.model.state_dict(), torch.get_rng_state(), random.getstate(), [list(v) for v in learn.recorder.values]))
-    (a,*x),(b,*y) = res
+    (a, *x), (b, *y) = res
     assert all(torch.equal(a[k], b[k]) for k in a) and torch.equal(x[0], y[0]) and x[1:] == y[1:]
 
 def quiet_fit(learn, n, cbs=None, seed=None, **kw):
@@ -426,7 +470,7 @@ def test_the_same_examples_each_time():
     cb = learn.separability
     assert set(cb.df[cb.df.part == 'train'].n) == {64} and set(cb.df[cb.df.part == 'valid'].n) == {10}
     cut = seen.index(None)
-    first,second = seen[:cut//2],seen[cut//2:cut]          # at the beginning, and after the first epoch
+    first, second = seen[:cut // 2], seen[cut // 2:cut]          # at the beginning, and after the first epoch
     assert first == second and len(first) == 3
 
 def test_epochs():
@@ -435,7 +479,8 @@ def test_epochs():
     assert learn.separability.df.epoch.unique().tolist() == [0, 2, 4, 5]
     assert set(learn.separability.df.part) == {'train', 'valid'}
     learn = learner(cbs=SeparabilityCallback(every=[1], layers=['block1'], ds_idx=2))
-    quiet_fit(learn, 3); quiet_fit(learn, 2)
+    quiet_fit(learn, 3)
+    quiet_fit(learn, 2)
     assert learn.separability.df.epoch.unique().tolist() == [0, 1, 3, 4, 5] and set(learn.separability.df.part) == {'train', 'test'}
     assert [due(e, 4, 3) for e in range(5)] == [True, False, False, True, True]
 
@@ -449,7 +494,9 @@ def test_first_row_is_the_initial_model():
 def test_nothing_outside_training():
     learn = learner(cbs=SeparabilityCallback(layers=['block1']))
     with learn.no_logging():
-        learn.validate(); learn.get_preds(); learn.lr_find(num_it=5, show_plot=False)
+        learn.validate()
+        learn.get_preds()
+        learn.lr_find(num_it=5, show_plot=False)
     assert learn.separability.df.empty
     quiet_fit(learn, 1)
     n = len(learn.separability.df)
@@ -472,7 +519,7 @@ def test_a_fit_that_ends_early():
     assert learn.separability.df.epoch.unique().tolist() == [0]                  # within an epoch there is nothing to measure
 
 def test_start_epoch_goes_on():
-    learn,cb = learner(),SeparabilityCallback(layers=['block1'])
+    learn, cb = learner(), SeparabilityCallback(layers=['block1'])
     class Stop(Callback):
         def after_epoch(self):
             if self.epoch == 1: raise CancelFitException
@@ -485,7 +532,7 @@ def test_start_epoch_goes_on():
 
 def test_checkpoints_keep_the_table(tmp_path):
     from reinit_nb.checkpoint import CheckpointCallback
-    def cbs(): return [SeparabilityCallback(layers=['block1'], n_train=50), CheckpointCallback(tmp_path/'c', every=1)]
+    def cbs(): return [SeparabilityCallback(layers=['block1'], n_train=50), CheckpointCallback(tmp_path / 'c', every=1)]
     class Kill(Callback):
         order = 90
         def after_batch(self):
@@ -503,7 +550,7 @@ def test_state_is_small_and_plain():
     assert len(pickle.dumps(cb)) < 20_000 and pickle.loads(pickle.dumps(cb)).df.equals(cb.df)
 
 def test_callback_refuses():
-    for kw,said in ((dict(every=0), 'every=0'), (dict(every=[-1]), 'every=-1'), (dict(n_train=0), 'n_train=0'), (dict(measures='fishr'), 'fisher'), (dict(penalty=-2), 'penalty=-2'),
+    for kw, said in ((dict(every=0), 'every=0'), (dict(every=[-1]), 'every=-1'), (dict(n_train=0), 'n_train=0'), (dict(measures='fishr'), 'fisher'), (dict(penalty=-2), 'penalty=-2'),
                     (dict(measure='ridge'), "did you mean 'measures'"), (dict(pool='x'), 'pool'), (dict(ds_idx=0), 'ds_idx=0'), (dict(max_features=0), 'max_features=0')):
         with pytest.raises(ReinitError, match=said): SeparabilityCallback(**kw)
     learn = learner()
@@ -527,9 +574,9 @@ def test_mnist_against_numpy():
     d = dls(Task('mnist', n_train=3000, valid=0., normalize='none'), bs=500, device='cpu')
     net = mlp(n_in=784, frozen=True, **reservoir_layout(64))
     df = separability(net, d.train, d[2])
-    (x,y),(u,v) = (tuple(torch.cat([b[i].as_subclass(torch.Tensor) for b in dl]) for i in (0, 1)) for dl in (d.train.new(shuffle=False, drop_last=False), d[2]))
-    for i,n in enumerate(df.layer.unique()):
-        with torch.no_grad(): a,b = (net[:i+1](o).double().numpy() for o in (x, u))
+    (x, y), (u, v) = (tuple(torch.cat([b[i].as_subclass(torch.Tensor) for b in dl]) for i in (0, 1)) for dl in (d.train.new(shuffle=False, drop_last=False), d[2]))
+    for i, n in enumerate(df.layer.unique()):
+        with torch.no_grad(): a, b = (net[:i + 1](o).double().numpy() for o in (x, u))
         W = np.linalg.lstsq(a, np.eye(10)[y], rcond=None)[0]
         got = df[df.layer == n].set_index('part').value
-        assert got['train'] == pytest.approx(((a@W).argmax(1) == y.numpy()).mean(), abs=2e-3) and got['test'] == pytest.approx(((b@W).argmax(1) == v.numpy()).mean(), abs=2e-3)
+        assert got['train'] == pytest.approx(((a @ W).argmax(1) == y.numpy()).mean(), abs=2e-3) and got['test'] == pytest.approx(((b @ W).argmax(1) == v.numpy()).mean(), abs=2e-3)

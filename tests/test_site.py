@@ -1,29 +1,41 @@
 "The site as Sphinx builds it (`make docs` without Quarto), opened in a browser: every page, its figures, its math, the search, the links"
-import functools, http.server, importlib.util, os, posixpath, re, shutil, subprocess, sys, threading, time
+import functools
+import http.server
+import importlib.util
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
 import pytest
-from browser import PageError, browser, needs_browser
+from browser import PageError, needs_browser
 
 root = Path(__file__).resolve().parents[1]
 for o in ('nbdev', 'sphinx', 'myst_nb', 'furo', 'sphinx-mathjax-offline'):
     if importlib.util.find_spec(o) is None: pytest.skip(f"{o} is not installed: the site is not built (pip install '.[dev]')", allow_module_level=True)
 
-spec = importlib.util.spec_from_file_location('docs_build', root/'.ci/docs/build.py')
-build = importlib.util.module_from_spec(spec); spec.loader.exec_module(build)
-side = [o for o in build.sidebar(root) if (root/'nbs'/o[1]).exists()]
+spec = importlib.util.spec_from_file_location('docs_build', root / '.ci/docs/build.py')
+build = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build)
+side = [o for o in build.sidebar(root) if (root / 'nbs' / o[1]).exists()]
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
     "The site, built from a copy; what the build said"
     copy = tmp_path_factory.mktemp('project')
-    for d in ('nbs', 'reinit_nb', '.ci'): shutil.copytree(root/d, copy/d, symlinks=True, ignore=shutil.ignore_patterns('__pycache__', 'runs', '.ipynb_checkpoints'))
-    for f in ('settings.ini', '_quarto.yml'): shutil.copy(root/f, copy)
-    env = {k:v for k,v in os.environ.items() if k != 'IN_TEST'}
+    for d in ('nbs', 'reinit_nb', '.ci'): shutil.copytree(root / d, copy / d, symlinks=True, ignore=shutil.ignore_patterns('__pycache__', 'runs', '.ipynb_checkpoints'))
+    for f in ('settings.ini', '_quarto.yml'): shutil.copy(root / f, copy)
+    env = {k: v for k, v in os.environ.items() if k != 'IN_TEST'}
     r = subprocess.run([sys.executable, '.ci/docs/build.py'], cwd=copy, env={**env, 'PYTHONPATH': str(copy)}, capture_output=True, text=True)
     assert r.returncode == 0, r.stderr[-3000:]
-    return copy/'_docs', r.stdout + r.stderr
+    return copy / '_docs', r.stdout + r.stderr
 
 @pytest.fixture(scope='module')
 def docs(built): return built[0]
@@ -34,9 +46,12 @@ def base(docs):
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args): pass
     server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Quiet, directory=str(docs)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True); thread.start()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     yield f'http://127.0.0.1:{server.server_port}/'
-    server.shutdown(); server.server_close(); thread.join(10)
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
 
 # ---------------------------------------------------------------- without a browser
 
@@ -48,7 +63,7 @@ class Html(HTMLParser):
     "Identifiers, links and what a page loads"
     def __init__(self, path):
         super().__init__()
-        self.ids,self.links,self.loads,self.output = [],[],[],0
+        self.ids, self.links, self.loads, self.output = [], [], [], 0
         self.feed(path.read_text(encoding='utf-8'))
     def handle_endtag(self, tag):
         if tag == 'div' and self.output: self.output -= 1
@@ -71,24 +86,24 @@ def test_every_page_is_there(html):
 
 def test_links_of_the_site(html, docs):
     bad = []
-    for page,h in html.items():
+    for page, h in html.items():
         for url in h.links + h.loads:
             u = urlsplit(url)
             if u.scheme or u.netloc: continue
             target = posixpath.normpath(posixpath.join(posixpath.dirname(page), unquote(u.path))) if u.path else page
-            if not (docs/target).exists(): bad.append(f'{page}: {url} is not there')
+            if not (docs / target).exists(): bad.append(f'{page}: {url} is not there')
             elif u.fragment and target in html and unquote(u.fragment) not in html[target].ids: bad.append(f'{page}: {url} has no such anchor')
     assert not bad, '\n'.join(sorted(set(bad)))
 
 def test_pages_need_nobody_else(html):
-    bad = [f'{page}: {o}' for page,h in html.items() for o in h.loads if re.match(r'(https?:)?//', o)]
+    bad = [f'{page}: {o}' for page, h in html.items() for o in h.loads if re.match(r'(https?:)?//', o)]
     assert not bad, f'pages load from elsewhere: {bad[:5]}'
 
 def test_anchors_are_those_of_quarto(html):
     "nbdev links to `lw.html#layerwisecallback.plan`, from here and from other projects"
     assert {'layerwisecallback', 'layerwisecallback.weights', 'the-callback'} <= set(html['lw.html'].ids)
 
-def test_llms_is_served(docs): assert (docs/'llms.txt').read_text(encoding='utf-8') == (root/'nbs/llms.txt').read_text(encoding='utf-8')
+def test_llms_is_served(docs): assert (docs / 'llms.txt').read_text(encoding='utf-8') == (root / 'nbs/llms.txt').read_text(encoding='utf-8')
 
 # ---------------------------------------------------------------- in the browser
 
@@ -128,7 +143,7 @@ WIDE = r'''(() => {
 def visits(browser, base):
     "What the browser finds on every page: on a desk, and then on a phone"
     res = {}
-    for _,page,_ in side:
+    for _, page, _ in side:
         where = build.address(page) + '.html'
         with browser.open(base + where, size=(1300, 900)) as p:
             res[page] = p.js(FACTS)
@@ -146,8 +161,8 @@ def letters(md): return re.sub(r'\W+', '', re.sub(r'\$.*?\$', '', build.plain(md
 
 @needs_browser
 def test_pages_open(visits):
-    for page,v in visits.items():
-        title,about = build.head(build.read(root/'nbs'/page))
+    for page, v in visits.items():
+        title, about = build.head(build.read(root / 'nbs' / page))
         assert v['h1'] and letters(title)[:12] == letters(v['h1'])[:12] and letters(v['h1'])[:12] in letters(v['title']), f'{page}: {v["h1"]!r}, {v["title"]!r}'
         assert v['about'] and letters(about)[:20] == letters(v['about'])[:20], f'{page}: {v["about"]!r}'
         assert 'Rendered by Sphinx' in v['renderer'] and f'nbs/{page}' in v['renderer'], f'{page} does not say what rendered it'
@@ -155,44 +170,44 @@ def test_pages_open(visits):
 
 @needs_browser
 def test_pages_are_quiet_and_need_nobody_else(visits):
-    bad = {k: v['problems'] for k,v in visits.items() if v['problems']}
+    bad = {k: v['problems'] for k, v in visits.items() if v['problems']}
     assert not bad, bad
 
 @needs_browser
 def test_math_is_drawn(visits):
-    for page,v in visits.items():
+    for page, v in visits.items():
         assert v['drawn'] == v['math'] and not v['failed'], f'{page}: {v["drawn"]} of {v["math"]} formulas are drawn; {v["failed"]}'
         assert not v['raw'], f'{page} shows markup: {v["raw"]}'
     assert sum(v['math'] for v in visits.values()) > 300
 
 @needs_browser
 def test_figures_are_loaded_and_have_words(visits):
-    for page,v in visits.items(): assert not v['blank'] and not v['silent'], f'{page}: not loaded {v["blank"]}; without words {v["silent"]}'
+    for page, v in visits.items(): assert not v['blank'] and not v['silent'], f'{page}: not loaded {v["blank"]}; without words {v["silent"]}'
     assert sum(v['images'] for v in visits.values()) > 80
 
 @needs_browser
 def test_pages_fit_a_phone(visits):
-    wide = {k: v['overflow'] for k,v in visits.items() if v['overflow'] > 0}
+    wide = {k: v['overflow'] for k, v in visits.items() if v['overflow'] > 0}
     assert not wide, f'pixels by which pages are wider than a phone: {wide}'
 
 @needs_browser
 def test_printed_text_fits_its_column(visits):
-    wide = {k: v['wide'][:3] for k,v in visits.items() if v['wide']}
+    wide = {k: v['wide'][:3] for k, v in visits.items() if v['wide']}
     assert not wide, f'printed text is cut off, on a desk or on a phone: {wide}'
     for o in ('experiments/synthetic.ipynb', 'experiments/reinit_cnn.ipynb', '60_claims.ipynb', '65_digest.ipynb', '70_cli.ipynb'): assert visits[o]['printed'], f'{o} prints nothing any more'
 
 @needs_browser
 def test_a_phones_header_and_overview(visits):
     "Icons stand apart, and the overview of all claims is not shrunk until nobody can read it"
-    close = {k: v['bar'] for k,v in visits.items() if v['bar'] and min(v['bar']) < 8}
+    close = {k: v['bar'] for k, v in visits.items() if v['bar'] and min(v['bar']) < 8}
     assert not close, f'pixels between what stands in the header: {close}'
-    wide = {k: v['overview'] for k,v in visits.items() if v['overview']}
+    wide = {k: v['overview'] for k, v in visits.items() if v['overview']}
     assert wide and min(wide.values()) >= 600, wide
 
 def search(page, what):
     "Type into the search field as a reader does; where the results lead"
     page.focus('input.sidebar-search').type(what)
-    found,end = 'document.querySelectorAll("ul.search li a").length',time.monotonic()+30
+    found, end = 'document.querySelectorAll("ul.search li a").length', time.monotonic() + 30
     try: page.press('Enter')
     except PageError: pass                        # the page has gone, to that of the results
     while time.monotonic() < end:
@@ -214,7 +229,7 @@ def test_search(browser, base):
 @needs_browser
 def test_without_a_server(browser, docs):
     "The site can be read from a folder"
-    with browser.open(docs/'lw.html') as p:
+    with browser.open(docs / 'lw.html') as p:
         v = p.js(FACTS)
         assert v['math'] == v['drawn'] > 0 and not v['blank'] and not p.problems()
         assert 'lw.html' in [o.split('#')[0] for o in search(p, 'LayerwiseCallback')]

@@ -1,12 +1,15 @@
 "Exact tests, intervals and trees: against values by hand, scipy and scikit-learn"
 from itertools import permutations
 from math import comb
+
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats as sps
 from sklearn.tree import DecisionTreeClassifier
+
 from reinit_nb.claims import FEATURES, designs, r4, r5, scorecard
 from reinit_nb.core import ReinitError, paper_table
 from reinit_nb.reinit import METHODS
@@ -17,39 +20,39 @@ columns = st.integers(5, 14).flatmap(lambda n: st.lists(st.lists(st.integers(0, 
 
 def tidy(cols, **kw):
     "Method A, B, … over settings 0, 1, …"
-    return pd.DataFrame([dict(method='ABCD'[i], setting=j, acc=float(v)) | kw for i,c in enumerate(cols) for j,v in enumerate(c)])
+    return pd.DataFrame([dict(method='ABCD'[i], setting=j, acc=float(v)) | kw for i, c in enumerate(cols) for j, v in enumerate(c)])
 
-def table(df, **kw): return pairwise(df, 'acc', on='setting', **kw).set_index(['a','b'])
+def table(df, **kw): return pairwise(df, 'acc', on='setting', **kw).set_index(['a', 'b'])
 
 # ---------------------------------------------------------------- sign test and Holm
 
-@pytest.mark.parametrize('wins, n', [(16,17), (17,18), (18,18), (14,18), (10,17), (0,6)])
+@pytest.mark.parametrize('wins, n', [(16, 17), (17, 18), (18, 18), (14, 18), (10, 17), (0, 6)])
 def test_sign_test_by_hand(wins, n):
-    d = [1]*wins+[-1]*(n-wins)
-    above = sum(comb(n, k) for k in range(wins, n+1))/2**n
-    below = sum(comb(n, k) for k in range(wins+1))/2**n
+    d = [1] * wins + [-1] * (n - wins)
+    above = sum(comb(n, k) for k in range(wins, n + 1)) / 2**n
+    below = sum(comb(n, k) for k in range(wins + 1)) / 2**n
     assert sign_test(d, 'greater') == pytest.approx(above)
-    assert sign_test(d) == pytest.approx(min(1, 2*min(above, below)))
+    assert sign_test(d) == pytest.approx(min(1, 2 * min(above, below)))
 
 @quick
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=30))
 def test_sign_test_properties(d):
     d = np.array(d)
     assert sign_test(d) == pytest.approx(sign_test(-d))
-    assert sign_test(d, 'greater') <= sign_test(d)+1e-12 or (d>0).sum() <= (d<0).sum()
-    n,k = (d!=0).sum(),(d>0).sum()
-    if n: assert sign_test(d, 'greater')+sign_test(-d, 'greater') == pytest.approx(1+comb(int(n), int(k))/2**int(n))
-    if n==2*k: assert sign_test(d) == 1
+    assert sign_test(d, 'greater') <= sign_test(d) + 1e-12 or (d > 0).sum() <= (d < 0).sum()
+    n, k = (d != 0).sum(), (d > 0).sum()
+    if n: assert sign_test(d, 'greater') + sign_test(-d, 'greater') == pytest.approx(1 + comb(int(n), int(k)) / 2**int(n))
+    if n == 2 * k: assert sign_test(d) == 1
 
 @quick
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.randoms())
 def test_holm_is_monotone_and_blind_to_order(p, rnd):
-    h,order = holm(p),list(range(len(p)))
+    h, order = holm(p), list(range(len(p)))
     rnd.shuffle(order)
     assert holm([p[i] for i in order]) == pytest.approx(h[order])
-    assert (h >= np.array(p)-1e-12).all() and (h <= 1).all()
+    assert (h >= np.array(p) - 1e-12).all() and (h <= 1).all()
     assert (np.diff(h[np.argsort(p, kind='stable')]) >= -1e-12).all()
-    assert h.min() == pytest.approx(min(1, len(p)*min(p)))
+    assert h.min() == pytest.approx(min(1, len(p) * min(p)))
 
 # ---------------------------------------------------------------- pairwise
 
@@ -57,57 +60,57 @@ def test_holm_is_monotone_and_blind_to_order(p, rnd):
 @given(columns)
 def test_two_sided_pairs_are_symmetric(cols):
     t = table(tidy(cols))
-    for a,b in permutations('ABCD'[:len(cols)], 2):
-        x,y = t.loc[(a,b)],t.loc[(b,a)]
-        assert (x.wins, x.ties, x.losses) == (y.losses, y.ties, y.wins) and x.wins+x.ties+x.losses == x.n
-        assert x.note == y.note and bool(x.note) == np.isnan(x.p) == (x.wins+x.losses < 5)
+    for a, b in permutations('ABCD'[:len(cols)], 2):
+        x, y = t.loc[(a, b)], t.loc[(b, a)]
+        assert (x.wins, x.ties, x.losses) == (y.losses, y.ties, y.wins) and x.wins + x.ties + x.losses == x.n
+        assert x.note == y.note and bool(x.note) == np.isnan(x.p) == (x.wins + x.losses < 5)
         if x.note: continue
-        assert x.p == y.p == pytest.approx(sps.binomtest(int(x.wins), int(x.wins+x.losses)).pvalue) and x.holm == y.holm >= x.p
+        assert x.p == y.p == pytest.approx(sps.binomtest(int(x.wins), int(x.wins + x.losses)).pvalue) and x.holm == y.holm >= x.p
 
 @quick
 @given(columns)
 def test_one_sided_pairs_add_up(cols):
     t = table(tidy(cols), alternative='greater')
-    for a,b in permutations('ABCD'[:len(cols)], 2):
-        x,y,n = t.loc[(a,b)],t.loc[(b,a)],int(t.loc[(a,b)].wins+t.loc[(a,b)].losses)
-        if not x.note: assert x.p+y.p == pytest.approx(1+comb(n, int(x.wins))/2**n)
+    for a, b in permutations('ABCD'[:len(cols)], 2):
+        x, y, n = t.loc[(a, b)], t.loc[(b, a)], int(t.loc[(a, b)].wins + t.loc[(a, b)].losses)
+        if not x.note: assert x.p + y.p == pytest.approx(1 + comb(n, int(x.wins)) / 2**n)
 
 @quick
 @given(columns, st.randoms())
 def test_pairs_do_not_depend_on_the_order_of_rows(cols, rnd):
-    df,keys = tidy(cols),list(range(len(tidy(cols))))
+    df, keys = tidy(cols), list(range(len(tidy(cols))))
     rnd.shuffle(keys)
     ms = list('ABCD'[:len(cols)])
     pd.testing.assert_frame_equal(pairwise(df, 'acc', on='setting', methods=ms), pairwise(df.iloc[keys], 'acc', on='setting', methods=ms))
 
 def test_the_family_is_every_pair_once_or_in_both_orders():
     df = tidy([range(1, 9), range(8), range(-1, 7)])
-    assert table(df).holm['A','B'] == pytest.approx(3*2/2**8)
-    assert table(df, alternative='greater').holm['A','B'] == pytest.approx(6/2**8)
+    assert table(df).holm['A', 'B'] == pytest.approx(3 * 2 / 2**8)
+    assert table(df, alternative='greater').holm['A', 'B'] == pytest.approx(6 / 2**8)
     two = pd.concat([df.assign(arch='x'), df.assign(arch='y')])
     by = pairwise(two, 'acc', on='setting', by='arch')
-    assert len(by) == 12 and (by[by.arch=='y'].holm.values == table(df).holm.values).all()   # a family each
+    assert len(by) == 12 and (by[by.arch == 'y'].holm.values == table(df).holm.values).all()   # a family each
     with pytest.raises(ReinitError, match='one table'): stars(by)
 
 def test_too_few_pairs_and_ties_are_said():
-    t = table(tidy([range(8), range(8), [9]*4+[4,5,6,7]]))
-    assert t.note['A','B'] == 'all 8 pairs are ties' and np.isnan(t.p['A','B']) and np.isnan(t.holm['A','B'])
-    assert t.note['A','C'] == '4 of 8 pairs without a tie: too few to test' and np.isnan(t.p['A','C'])
-    assert table(tidy([range(1, 5), range(4)])).note['A','B'].startswith('4 of 4')
-    assert stars(t.reset_index()).loc['A','B'] == '?'
-    assert table(tidy([[.9,.8]*5, [.8,.7]*5, np.subtract([.9,.8], [.1,.1]).tolist()*5])).ties['B','C'] == 10   # equal but for the last bit
+    t = table(tidy([range(8), range(8), [9] * 4 + [4, 5, 6, 7]]))
+    assert t.note['A', 'B'] == 'all 8 pairs are ties' and np.isnan(t.p['A', 'B']) and np.isnan(t.holm['A', 'B'])
+    assert t.note['A', 'C'] == '4 of 8 pairs without a tie: too few to test' and np.isnan(t.p['A', 'C'])
+    assert table(tidy([range(1, 5), range(4)])).note['A', 'B'].startswith('4 of 4')
+    assert stars(t.reset_index()).loc['A', 'B'] == '?'
+    assert table(tidy([[.9, .8] * 5, [.8, .7] * 5, np.subtract([.9, .8], [.1, .1]).tolist() * 5])).ties['B', 'C'] == 10   # equal but for the last bit
 
 def test_wrong_input_is_named():
-    df = tidy([range(6)]*3)
-    with pytest.raises(ReinitError, match=r'lack a partner: 1 \(no A\); 5 \(no C\)'): table(df.drop(index=[1,17]))
-    with pytest.raises(ReinitError, match=r'lack a partner: 2 \(no B\)'): table(df.assign(acc=df.acc.where(df.index!=8)))
-    with pytest.raises(ReinitError, match='lack a partner: x 0'): pairwise(df.assign(d='x').drop(index=0), 'acc', on=['d','setting'])
-    with pytest.raises(ReinitError, match="did you mean 'LW'"): table(df.replace('C', 'LW'), methods=['A','lw'])
-    with pytest.raises(ReinitError, match='several values for 0 A'): table(pd.concat([df,df]))
+    df = tidy([range(6)] * 3)
+    with pytest.raises(ReinitError, match=r'lack a partner: 1 \(no A\); 5 \(no C\)'): table(df.drop(index=[1, 17]))
+    with pytest.raises(ReinitError, match=r'lack a partner: 2 \(no B\)'): table(df.assign(acc=df.acc.where(df.index != 8)))
+    with pytest.raises(ReinitError, match='lack a partner: x 0'): pairwise(df.assign(d='x').drop(index=0), 'acc', on=['d', 'setting'])
+    with pytest.raises(ReinitError, match="did you mean 'LW'"): table(df.replace('C', 'LW'), methods=['A', 'lw'])
+    with pytest.raises(ReinitError, match='several values for 0 A'): table(pd.concat([df, df]))
     with pytest.raises(ReinitError, match="did you mean 'setting'"): pairwise(df, 'acc', on='settings')
     with pytest.raises(ReinitError, match='two-sided, greater'): table(df, alternative='less')
     with pytest.raises(ReinitError, match='needs two'): table(df, methods=['A'])
-    with pytest.raises(ReinitError, match='needs two'): table(df, methods=['A','A'])
+    with pytest.raises(ReinitError, match='needs two'): table(df, methods=['A', 'A'])
     with pytest.raises(ReinitError, match='empty'): table(df.iloc[:0])
     with pytest.raises(ReinitError, match="did you mean 'setting'"): table(df, by='setings')
 
@@ -115,7 +118,7 @@ def test_wrong_input_is_named():
 
 def test_bootstrap_is_scipys():
     v = np.random.default_rng(0).exponential(size=25)
-    for method in ('percentile','BCa'):
+    for method in ('percentile', 'BCa'):
         want = sps.bootstrap((v,), np.median, n_resamples=800, confidence_level=.9, method=method, random_state=np.random.default_rng(4)).confidence_interval
         got = bootstrap(v, np.median, n=800, level=.9, seed=4, method=method)
         assert (got['lo'], got['hi']) == tuple(want) and got['value'] == np.median(v)
@@ -123,19 +126,19 @@ def test_bootstrap_is_scipys():
 @quick
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=12), st.floats(-9, 9))
 def test_bootstrap_moves_with_the_data(v, shift):
-    a,b = bootstrap(v, n=200),bootstrap(np.array(v)+shift, n=200)
-    assert min(v)-1e-9 <= a['lo'] <= a['hi'] <= max(v)+1e-9
-    for k in ('value','lo','hi'): assert b[k] == pytest.approx(a[k]+shift, abs=1e-6)
+    a, b = bootstrap(v, n=200), bootstrap(np.array(v) + shift, n=200)
+    assert min(v) - 1e-9 <= a['lo'] <= a['hi'] <= max(v) + 1e-9
+    for k in ('value', 'lo', 'hi'): assert b[k] == pytest.approx(a[k] + shift, abs=1e-6)
     zero = bootstrap(v, minus=v, n=50)
-    assert (zero['value'], zero['lo'], zero['hi']) == (0,0,0)
+    assert (zero['value'], zero['lo'], zero['hi']) == (0, 0, 0)
 
 def test_bootstrap_covers_and_refuses():
-    draws = np.random.default_rng(1).normal(size=(300,30))
+    draws = np.random.default_rng(1).normal(size=(300, 30))
     assert np.mean([o['lo'] < 0 < o['hi'] for o in (bootstrap(d, n=300) for d in draws)]) == pytest.approx(.94, abs=.035)
     assert bootstrap(draws[0], n=20_000)['hi'] == pytest.approx(interval(draws[0])['hi'], abs=.05)
-    for bad in ([], [1,np.nan], [[1,2],[3,4]]):
+    for bad in ([], [1, np.nan], [[1, 2], [3, 4]]):
         with pytest.raises(ReinitError, match='finite'): bootstrap(bad)
-    with pytest.raises(ReinitError, match="did you mean 'BCa'"): bootstrap([1,2], method='bca')
+    with pytest.raises(ReinitError, match="did you mean 'BCa'"): bootstrap([1, 2], method='bca')
 
 # ---------------------------------------------------------------- trees
 
@@ -144,7 +147,7 @@ def known(): return designs().dropna(subset='best')
 
 def test_tree_is_scikit_learns(known):
     tree = decision_tree(known, FEATURES, 'best')
-    X = np.column_stack([known.train, known.classes, *(known.arch==a for a in dict.fromkeys(known.arch)), known.dropout, known.augmentation]).astype(float)
+    X = np.column_stack([known.train, known.classes, *(known.arch == a for a in dict.fromkeys(known.arch)), known.dropout, known.augmentation]).astype(float)
     want = DecisionTreeClassifier(max_depth=4, min_samples_leaf=7, random_state=0).fit(X, known.best.to_numpy(dtype=object))
     assert (tree.predict(known) == want.predict(X)).all()
     assert tree.accuracy(known) == pytest.approx(want.score(X, known.best.to_numpy(dtype=object)))
@@ -152,21 +155,21 @@ def test_tree_is_scikit_learns(known):
 def test_rules_are_the_tree(known):
     tree = decision_tree(known, FEATURES, 'best')
     r = tree.rules
-    assert r.n.sum() == len(known) and r.n.min() >= 7 and (r.rule.str.count(' and ')+1).max() <= 4
-    assert (r.n*r.right).sum() == pytest.approx(tree.accuracy(known)*len(known))
-    hand = r[r.rule=='arch is vgg16 and train ≤ 4668'].iloc[0]
-    small = known[(known.arch=='vgg16') & (known.train<=4668)]
-    assert (hand.predicts, hand.n, hand.right) == ('FC', len(small), (small.best=='FC').mean())
+    assert r.n.sum() == len(known) and r.n.min() >= 7 and (r.rule.str.count(' and ') + 1).max() <= 4
+    assert (r.n * r.right).sum() == pytest.approx(tree.accuracy(known) * len(known))
+    hand = r[r.rule == 'arch is vgg16 and train ≤ 4668'].iloc[0]
+    small = known[(known.arch == 'vgg16') & (known.train <= 4668)]
+    assert (hand.predicts, hand.n, hand.right) == ('FC', len(small), (small.best == 'FC').mean())
 
 def test_tree_with_one_leaf_and_unseen_names():
-    df = pd.DataFrame(dict(x=['a','b']*5, flag=[True]*10, y=['u']*6+['v']*4))
+    df = pd.DataFrame(dict(x=['a', 'b'] * 5, flag=[True] * 10, y=['u'] * 6 + ['v'] * 4))
     assert decision_tree(df, ['x'], 'y').rules.rule.tolist() == ['always']
-    tree = decision_tree(df, ['x','flag'], 'y', min_leaf=1)
+    tree = decision_tree(df, ['x', 'flag'], 'y', min_leaf=1)
     assert len(tree.predict(pd.DataFrame(dict(x=['never seen'], flag=[False])))) == 1
     assert tree.plot().get_figure() is not None
 
 def test_tree_refuses():
-    df = pd.DataFrame(dict(x=[1.,np.nan], y=['u','v']))
+    df = pd.DataFrame(dict(x=[1., np.nan], y=['u', 'v']))
     with pytest.raises(ReinitError, match='value in each cell'): decision_tree(df, ['x'], 'y')
     with pytest.raises(ReinitError, match='target'): decision_tree(df, ['x'], 'z')
     with pytest.raises(ReinitError, match='min_leaf'): decision_tree(df.fillna(0), ['x'], 'y', min_leaf=0)
@@ -175,7 +178,7 @@ def test_left_out_sees_nothing_of_the_group(known):
     held = left_out(known, FEATURES, 'best', 'dataset')
     assert held.n.sum() == len(known)
     for o in held.itertuples():
-        seen,new = known[known.dataset!=o.dataset],known[known.dataset==o.dataset]
+        seen, new = known[known.dataset != o.dataset], known[known.dataset == o.dataset]
         assert o.tree == (decision_tree(seen, FEATURES, 'best').predict(new) == new.best).sum()
         assert o.majority == (new.best == seen.best.value_counts().idxmax()).sum()
 
@@ -187,27 +190,27 @@ def test_table4_fits_table2():
 
 def test_table3_by_hand():
     t2 = paper_table('reinit_table2')
-    w = t2.pivot(index=['arch','setting','dataset'], columns='method', values='accuracy')
-    t = pairwise(t2, 'accuracy', on=['setting','dataset'], by='arch', methods=list(METHODS)).set_index(['arch','a','b'])
-    for arch,wins,losses in (('scnn',16,1), ('vgg16',17,1), ('mobilenet',18,0), ('resnet50',17,1)):
-        o,d = t.loc[(arch,'LW','BL')],w.loc[arch].LW-w.loc[arch].BL
-        assert (o.wins, o.losses) == (wins, losses) == ((d>0).sum(), (d<0).sum())
-        assert o.p == pytest.approx(sps.binomtest(wins, wins+losses).pvalue) and o.holm < .05
+    w = t2.pivot(index=['arch', 'setting', 'dataset'], columns='method', values='accuracy')
+    t = pairwise(t2, 'accuracy', on=['setting', 'dataset'], by='arch', methods=list(METHODS)).set_index(['arch', 'a', 'b'])
+    for arch, wins, losses in (('scnn', 16, 1), ('vgg16', 17, 1), ('mobilenet', 18, 0), ('resnet50', 17, 1)):
+        o, d = t.loc[(arch, 'LW', 'BL')], w.loc[arch].LW - w.loc[arch].BL
+        assert (o.wins, o.losses) == (wins, losses) == ((d > 0).sum(), (d < 0).sum())
+        assert o.p == pytest.approx(sps.binomtest(wins, wins + losses).pvalue) and o.holm < .05
 
-@pytest.mark.parametrize('claim, want', [(r4,'✅'), (r5,'➖')])
+@pytest.mark.parametrize('claim, want', [(r4, '✅'), (r5, '➖')])
 def test_verdicts_on_the_tables(claim, want, request):
     v = claim()
     assert (v.verdict, v.n, v.scale) == (want, 72, 'paper')
-    page = (request.config.rootpath/'nbs/experiments/reinit_tables.ipynb').read_text(encoding='utf-8')
+    page = (request.config.rootpath / 'nbs/experiments/reinit_tables.ipynb').read_text(encoding='utf-8')
     assert f'{v.verdict} {v.id} ' in page, f'{v.id} is {v.verdict}, and the experiment shows something else: run it again'
     assert scorecard([v]).id.tolist() == [v.id]
 
 def test_verdicts_can_come_out_otherwise():
     t2 = paper_table('reinit_table2')
-    def swap(a, b): return t2.assign(method=t2.method.replace({a:b, b:a}))
-    assert r4(swap('LW','BL')).verdict == '❌' and r4(swap('LW','WELS')).verdict == '➖' and r4(alternative='greater').verdict == '✅'
-    assert r5(swap('LW','FC')).verdict == '❌'
-    assert r5(t2.assign(accuracy=t2.accuracy+100*(t2.method==np.where(t2.arch=='vgg16', 'FC', 'LW')))).verdict == '✅'
-    few = t2[t2.setting=='none']
-    assert r4(few[few.dataset.isin(['DOGS','CARS196'])]).verdict == '➖' and 'too few' in r4(few[few.dataset.isin(['DOGS','CARS196'])]).measured
+    def swap(a, b): return t2.assign(method=t2.method.replace({a: b, b: a}))
+    assert r4(swap('LW', 'BL')).verdict == '❌' and r4(swap('LW', 'WELS')).verdict == '➖' and r4(alternative='greater').verdict == '✅'
+    assert r5(swap('LW', 'FC')).verdict == '❌'
+    assert r5(t2.assign(accuracy=t2.accuracy + 100 * (t2.method == np.where(t2.arch == 'vgg16', 'FC', 'LW')))).verdict == '✅'
+    few = t2[t2.setting == 'none']
+    assert r4(few[few.dataset.isin(['DOGS', 'CARS196'])]).verdict == '➖' and 'too few' in r4(few[few.dataset.isin(['DOGS', 'CARS196'])]).measured
     with pytest.raises(ReinitError, match='lack a partner: none OXFORD-IIIT'): r4(t2.iloc[1:])

@@ -1,5 +1,10 @@
 "The store under fire: killed writers, processes that race, damaged files, folders that cannot be written"
-import json, os, signal, subprocess, sys, warnings
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +36,7 @@ def wait(): say('ready'); sys.stdin.readline()
 
 def start(code, root):
     "Another Python process that works on the store `root`"
-    return subprocess.Popen([sys.executable, '-c', HEAD+code, str(root)], env=dict(os.environ, PYTHONPATH=str(ROOT)), text=True,
+    return subprocess.Popen([sys.executable, '-c', HEAD + code, str(root)], env=dict(os.environ, PYTHONPATH=str(ROOT)), text=True,
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -115,9 +120,9 @@ for n in range(20):
     assert [p.wait(60) for p in ps] == [0, 0]
     store = Store(tmp_path)
     for n in range(20):
-        runs = (tmp_path/f'ran-{n}').read_text().split()
+        runs = (tmp_path / f'ran-{n}').read_text().split()
         assert len(runs) == 1 and store.get(Job(n)) == [dict(pid=int(runs[0]))]
-    assert list((tmp_path/'.locks').iterdir()) == []
+    assert list((tmp_path / '.locks').iterdir()) == []
 
 
 @posix
@@ -154,12 +159,12 @@ for n in list(range(10))*2:
     for p in ps: until(p, 'ready')
     for p in ps: go(p)
     assert [p.wait(120) for p in ps] == [0, 0, 0]
-    assert len(records(tmp_path)) == 10 and temporary(tmp_path) == [] and not (tmp_path/'.corrupt').exists()
+    assert len(records(tmp_path)) == 10 and temporary(tmp_path) == [] and not (tmp_path / '.corrupt').exists()
 
 
 def damaged_is_reported_and_rerun(store, reason):
     with pytest.warns(UserWarning, match=f'is damaged, {reason}'): assert store.get(Job()) is None
-    aside = list((store.root/'.corrupt').iterdir())
+    aside = list((store.root / '.corrupt').iterdir())
     assert len(aside) == 1 and aside[0].name.startswith(Job().hash)
     with warnings.catch_warnings():
         warnings.simplefilter('error')                               # reported once, then simply absent
@@ -171,19 +176,19 @@ def damaged_is_reported_and_rerun(store, reason):
 @pytest.mark.parametrize('keep', [0, 1, .5, -1])
 def test_a_truncated_record(tmp_path, keep):
     store = Store(tmp_path)
-    f = store.put(Job(), [dict(x=1)])/'record.json'
+    f = store.put(Job(), [dict(x=1)]) / 'record.json'
     data = f.read_bytes()
-    f.write_bytes(data[:int(keep*len(data)) if keep == .5 else keep])
+    f.write_bytes(data[:int(keep * len(data)) if keep == .5 else keep])
     damaged_is_reported_and_rerun(store, 'it cannot be parsed')
 
 
 def test_every_flipped_byte_is_noticed(tmp_path):
     store = Store(tmp_path)
-    f = store.put(Job(), [dict(x=1234)])/'record.json'
+    f = store.put(Job(), [dict(x=1234)]) / 'record.json'
     data = f.read_bytes()
     for i in range(len(data)):
         f.parent.mkdir(exist_ok=True)
-        f.write_bytes(data[:i] + bytes([data[i]^1]) + data[i+1:])
+        f.write_bytes(data[:i] + bytes([data[i] ^ 1]) + data[i + 1:])
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             rows = store.get(Job())
@@ -194,7 +199,7 @@ def test_every_flipped_byte_is_noticed(tmp_path):
 
 def test_a_changed_number(tmp_path):
     store = Store(tmp_path)
-    f = store.put(Job(), [dict(x=1234)])/'record.json'
+    f = store.put(Job(), [dict(x=1234)]) / 'record.json'
     f.write_text(f.read_text().replace('1234', '1235'))
     damaged_is_reported_and_rerun(store, 'its checksum is wrong')
 
@@ -209,7 +214,7 @@ def test_the_record_of_another_recipe(tmp_path):
 
 def test_a_put_over_a_damaged_record(tmp_path):
     store = Store(tmp_path)
-    (store.put(Job(), [dict(x=1)])/'record.json').write_text('{')
+    (store.put(Job(), [dict(x=1)]) / 'record.json').write_text('{')
     with pytest.warns(UserWarning, match='is damaged'): store.put(Job(), [dict(x=2)])
     assert store.get(Job()) == [dict(x=2)]
 
@@ -224,8 +229,8 @@ def test_another_format_is_an_error_not_damage(tmp_path):
 
 def test_unwritable_root(tmp_path):
     "A folder below a regular file: impossible for everyone, root included"
-    (tmp_path/'file').write_text('')
-    store = Store(tmp_path/'file'/'runs')
+    (tmp_path / 'file').write_text('')
+    store = Store(tmp_path / 'file' / 'runs')
     assert store.get(Job()) is None
     for ask in (store.check_writable, lambda: store.put(Job(), [dict(x=1)]), lambda: store.claim(Job()).__enter__()):
         with pytest.raises(ReinitError, match='file/runs cannot be written'): ask()
@@ -233,7 +238,7 @@ def test_unwritable_root(tmp_path):
 
 @pytest.mark.skipif(os.name != 'posix' or os.geteuid() == 0, reason='the superuser may write to read-only folders')
 def test_read_only_root(tmp_path):
-    store = Store(tmp_path/'runs')
+    store = Store(tmp_path / 'runs')
     store.put(Job(), [dict(x=1)])
     store.root.chmod(0o555)
     try:
@@ -243,14 +248,14 @@ def test_read_only_root(tmp_path):
 
 
 def test_reading_makes_no_folders(tmp_path):
-    store = Store(tmp_path/'runs')
+    store = Store(tmp_path / 'runs')
     assert store.get(Job()) is None and Job() not in store and store.clean() == 0
     assert not store.root.exists()
 
 
 def test_record_has_provenance_and_is_json(tmp_path):
     store = Store(tmp_path)
-    d = json.loads((store.put(Job(), [dict(x=1)], seconds=2)/'record.json').read_text())
+    d = json.loads((store.put(Job(), [dict(x=1)], seconds=2) / 'record.json').read_text())
     assert set(d) == {'format', 'recipe', 'rows', 'provenance', 'seconds', 'sha256'} and d['seconds'] == 2.
     assert d['provenance']['torch'] and d['recipe'] == Job().to_dict()
 

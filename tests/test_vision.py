@@ -1,16 +1,36 @@
 "Image tasks: wrong input, nested subsets, pixels against torchvision, and loaders that are fastai's in every respect"
-import os, pickle, random, subprocess, sys
+import os
+import pickle
+import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
 from reinit_nb import vision
 from reinit_nb.core import Recipe, ReinitError, Streams
-from reinit_nb.vision import Task, augment, available, catalogue, choose, dls, draw, load, make, paper_tasks, prepare, source, stats, swapped
+from reinit_nb.vision import (
+    Task,
+    augment,
+    available,
+    catalogue,
+    choose,
+    dls,
+    draw,
+    load,
+    make,
+    paper_tasks,
+    prepare,
+    source,
+    stats,
+    swapped,
+)
 
 TF = pytest.importorskip('torchvision.transforms.v2.functional')
 pytestmark = pytest.mark.filterwarnings('ignore:.*torch.jit.script')
@@ -19,16 +39,16 @@ pytestmark = pytest.mark.filterwarnings('ignore:.*torch.jit.script')
 @pytest.fixture
 def box(tmp_path, monkeypatch):
     "An empty data folder and an empty cache"
-    monkeypatch.setenv('REINIT_DATA', str(tmp_path/'data'))
-    monkeypatch.setenv('REINIT_CACHE', str(tmp_path/'cache'))
-    (tmp_path/'data').mkdir()
-    return tmp_path/'data'
+    monkeypatch.setenv('REINIT_DATA', str(tmp_path / 'data'))
+    monkeypatch.setenv('REINIT_CACHE', str(tmp_path / 'cache'))
+    (tmp_path / 'data').mkdir()
+    return tmp_path / 'data'
 
 
 def arrays(n=40, hw=(6, 5), classes=4, colour=True, seed=0):
     rng = np.random.default_rng(seed)
     def x(n): return rng.integers(0, 256, (n, *hw, *((3,) if colour else ())), dtype=np.uint8)
-    return dict(x_train=x(n), y_train=np.arange(n) % classes, x_test=x(n//2), y_test=np.arange(n//2) % classes,
+    return dict(x_train=x(n), y_train=np.arange(n) % classes, x_test=x(n // 2), y_test=np.arange(n // 2) % classes,
                 classes=np.array([f'class {i}' for i in range(classes)]))
 
 
@@ -36,7 +56,7 @@ def tree(root, d, fmt='png'):
     "The same images as a folder"
     for part in ('train', 'test'):
         for i, (im, y) in enumerate(zip(d[f'x_{part}'], d[f'y_{part}'])):
-            f = root/part/str(d['classes'][y])/f'{i:03}.{fmt}'
+            f = root / part / str(d['classes'][y]) / f'{i:03}.{fmt}'
             f.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(im).save(f)
     return root
@@ -65,16 +85,16 @@ def test_table_4_sizes():
 
 def test_npz_before_folder_before_the_rest(box):
     assert source('digits') == 'scikit-learn' and source('mine') is None
-    tree(box/'digits', arrays(colour=False))
+    tree(box / 'digits', arrays(colour=False))
     assert source('digits') == 'folder' and load('digits').x_train.shape == (40, 6, 5)
-    np.savez(box/'digits.npz', **arrays())
+    np.savez(box / 'digits.npz', **arrays())
     assert source('digits') == 'npz' and load('digits').x_train.shape == (40, 6, 5, 3)
 
 
 def test_folder_and_npz_hold_the_same(box):
     d = arrays()
-    np.savez_compressed(box/'a.npz', **d)
-    tree(box/'b', d)
+    np.savez_compressed(box / 'a.npz', **d)
+    tree(box / 'b', d)
     a, b = load('a'), load('b')
     assert a.classes == b.classes and set(available()) >= {'a', 'b'}
     for c in range(4):
@@ -83,10 +103,10 @@ def test_folder_and_npz_hold_the_same(box):
 
 
 def test_changed_file_is_read_anew(box):
-    np.savez(box/'a.npz', **arrays(seed=0))
+    np.savez(box / 'a.npz', **arrays(seed=0))
     first = load('a').x_train
-    np.savez(box/'a.npz', **arrays(seed=1))
-    os.utime(box/'a.npz', ns=(1, 1))
+    np.savez(box / 'a.npz', **arrays(seed=1))
+    os.utime(box / 'a.npz', ns=(1, 1))
     assert (load('a').x_train != first).any()
 
 
@@ -94,11 +114,11 @@ def test_changed_file_is_read_anew(box):
 def test_large_arrays_are_memory_mapped(box, monkeypatch, kind):
     monkeypatch.setattr(vision, 'LARGE', 100)
     d = arrays()
-    if kind == 'npz': np.savez(box/'a.npz', **d)
-    else: tree(box/'a', d)
+    if kind == 'npz': np.savez(box / 'a.npz', **d)
+    else: tree(box / 'a', d)
     vision._load.cache_clear()
     x = load('a').x_train
-    assert isinstance(x, np.memmap) and x.filename and not list((box.parent/'cache').glob('*.tmp'))
+    assert isinstance(x, np.memmap) and x.filename and not list((box.parent / 'cache').glob('*.tmp'))
     assert sorted(x.sum((1, 2, 3))) == sorted(d['x_train'].sum((1, 2, 3)))
     vision._load.cache_clear()
     assert (load('a').x_train == x).all()      # from the cache
@@ -108,7 +128,7 @@ def test_large_arrays_are_memory_mapped(box, monkeypatch, kind):
 
 def test_huge_sets_are_streamed(box, monkeypatch):
     "Nothing is decoded in advance, and the batches of two epochs, augmentation included, are those of the set in memory"
-    tree(box/'a', arrays())
+    tree(box / 'a', arrays())
     task = Task('a', flip=True, shift=.2)
     def epochs():
         vision._load.cache_clear()
@@ -117,11 +137,11 @@ def test_huge_sets_are_streamed(box, monkeypatch):
     _, want = epochs()
     monkeypatch.setattr(vision, 'HUGE', 100)
     d, got = epochs()
-    assert isinstance(d.train.dataset.x, vision.Streamed) and not list((box.parent/'cache').glob('*'))
+    assert isinstance(d.train.dataset.x, vision.Streamed) and not list((box.parent / 'cache').glob('*'))
     assert len(got) == len(want) and all(torch.equal(a, b) for x, y in zip(got, want) for a, b in zip(x, y))
     x = pickle.loads(pickle.dumps(d.train.dataset.x))
     assert x[2].shape == x.shape[1:] and x[[0, 3]].shape == x[1:3].shape == (2, *x.shape[1:]) and len(x[:0]) == 0
-    bad = sorted((box/'a'/'train').rglob('*.*'))[0]
+    bad = sorted((box / 'a' / 'train').rglob('*.*'))[0]
     bad.write_bytes(bad.read_bytes()[:30])
     with pytest.raises(ReinitError, match=bad.name): list(d.train)
 
@@ -136,7 +156,7 @@ class FakeEMNIST(FakeMNIST):
     def __init__(self, root, split, train, download):
         assert split == 'letters'
         n = 52 if train else 26
-        self.data, self.targets = torch.arange(n*6).view(n, 2, 3).to(torch.uint8), torch.arange(n) % 26 + 1
+        self.data, self.targets = torch.arange(n * 6).view(n, 2, 3).to(torch.uint8), torch.arange(n) % 26 + 1
 
 
 class FakeSVHN:
@@ -148,11 +168,11 @@ class FakePet:
     def __init__(self, root, split, download):
         self._labels, self.classes = [0, 1, 0, 1], ['cat', 'dog']
     def __len__(self): return 4
-    def __getitem__(self, i): return Image.new('RGB', (20+i, 30), (i, 0, 0)), self._labels[i]
+    def __getitem__(self, i): return Image.new('RGB', (20 + i, 30), (i, 0, 0)), self._labels[i]
 
 
 class FakeCaltech:
-    def __init__(self, root, download): self.y, self.categories = [0]*40+[1]*35, ['a', 'b']
+    def __init__(self, root, download): self.y, self.categories = [0] * 40 + [1] * 35, ['a', 'b']
     def __len__(self): return 75
     def __getitem__(self, i): return Image.new('L' if i % 2 else 'RGB', (9, 9)), self.y[i]
 
@@ -194,68 +214,69 @@ def test_failed_download_says_so(box, monkeypatch):
 
 
 @pytest.mark.parametrize('change,words', [
-    (dict(y_test=np.full(20, 4)), ('y_test', 'labels [4]', '4 classes')), (dict(y_train=np.arange(40)-1), ('labels [-1',)),
+    (dict(y_test=np.full(20, 4)), ('y_test', 'labels [4]', '4 classes')), (dict(y_train=np.arange(40) - 1), ('labels [-1',)),
     (dict(x_train=np.zeros((40, 6, 5))), ('float64', 'uint8')), (dict(x_train=np.zeros((40, 3, 6, 5), np.uint8)), ('N×H×W',)),
     (dict(y_train=np.zeros(3, int)), ('40 images',)), (dict(x_test=np.zeros((20, 6, 5), np.uint8)), ('grey',))])
 def test_arrays_that_do_not_fit(box, change, words):
-    np.savez(box/'a.npz', **(arrays() | change))
+    np.savez(box / 'a.npz', **(arrays() | change))
     fails(lambda: load('a'), *words)
 
 
 @pytest.mark.parametrize('keep', [0, 10, 500, 2000, -30])
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
 def test_truncated_npz_is_named(box, save, keep):
-    save(box/'a.npz', **arrays())
-    raw = (box/'a.npz').read_bytes()
-    (box/'a.npz').write_bytes(raw[:keep])
+    save(box / 'a.npz', **arrays())
+    raw = (box / 'a.npz').read_bytes()
+    (box / 'a.npz').write_bytes(raw[:keep])
     fails(lambda: load('a'), 'a.npz')
 
 
 def test_flipped_byte_in_npz_is_noticed(box):
-    np.savez(box/'a.npz', **arrays())
-    raw = bytearray((box/'a.npz').read_bytes())
+    np.savez(box / 'a.npz', **arrays())
+    raw = bytearray((box / 'a.npz').read_bytes())
     raw[1000] ^= 255
-    (box/'a.npz').write_bytes(raw)
+    (box / 'a.npz').write_bytes(raw)
     fails(lambda: load('a'), 'a.npz')
 
 
 def test_npz_with_objects_is_refused(box):
-    np.savez(box/'a.npz', **(arrays() | dict(classes=np.array([{}, 1, 2, 3], dtype=object))))
+    np.savez(box / 'a.npz', **(arrays() | dict(classes=np.array([{}, 1, 2, 3], dtype=object))))
     fails(lambda: load('a'), 'a.npz')
 
 
 @pytest.mark.parametrize('fmt,keep', [('png', 0), ('png', 20), ('png', 70), ('jpg', 100), ('bmp', 60)])
 def test_damaged_image_is_named(box, fmt, keep):
-    f = sorted(tree(box/'a', arrays(), fmt).rglob('*.'+fmt))[3]
+    f = sorted(tree(box / 'a', arrays(), fmt).rglob('*.' + fmt))[3]
     f.write_bytes(f.read_bytes()[:keep])
     fails(lambda: load('a'), f.name)
 
 
 def test_folders_that_do_not_fit(box):
-    tree(box/'a', arrays())
-    (box/'a/test').rename(box/'a/tset')
+    tree(box / 'a', arrays())
+    (box / 'a/test').rename(box / 'a/tset')
     fails(lambda: load('a'), "no folder 'test'")
-    (box/'a/tset').rename(box/'a/test')
-    (box/'a/test/stranger').mkdir()
+    (box / 'a/tset').rename(box / 'a/test')
+    (box / 'a/test/stranger').mkdir()
     fails(lambda: load('a'), 'stranger')
-    (box/'b/train/x').mkdir(parents=True); (box/'b/test/x').mkdir(parents=True)
+    (box / 'b/train/x').mkdir(parents=True)
+    (box / 'b/test/x').mkdir(parents=True)
     fails(lambda: load('b'), 'no images')
 
 
 def test_sizes_that_differ(box):
-    tree(box/'a', arrays())
-    Image.new('RGB', (9, 9)).save(box/'a/train/class 0/z.png')
+    tree(box / 'a', arrays())
+    Image.new('RGB', (9, 9)).save(box / 'a/train/class 0/z.png')
     fails(lambda: load('a'), 'different sizes', 'size')
     assert load('a', size=7).x_train.shape == (41, 7, 7, 3)
     assert dls(Task('a', size=14, crop=True), bs=4, device='cpu').one_batch()[0].shape == (4, 3, 14, 14)
 
 
 def test_unwritable_cache(box, monkeypatch):
-    (box/'file').write_text('x')
-    monkeypatch.setenv('REINIT_CACHE', str(box/'file/below'))
+    (box / 'file').write_text('x')
+    monkeypatch.setenv('REINIT_CACHE', str(box / 'file/below'))
     fails(vision.cache_dir, 'REINIT_CACHE')
     monkeypatch.setattr(vision, 'LARGE', 100)
-    np.savez(box/'a.npz', **arrays())
+    np.savez(box / 'a.npz', **arrays())
     fails(lambda: load('a'), 'REINIT_CACHE')
 
 
@@ -282,8 +303,8 @@ counts = st.lists(st.integers(2, 40), min_size=2, max_size=6)
 def test_subsets_are_balanced_nested_and_disjoint(counts, seed, valid):
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     train, held = set(), set()
-    for k in range(1, min(counts)+1):
-        t, v = choose(y, [k]*len(counts), valid, Streams(seed).data)
+    for k in range(1, min(counts) + 1):
+        t, v = choose(y, [k] * len(counts), valid, Streams(seed).data)
         assert (np.bincount(y[np.r_[t, v]], minlength=len(counts)) == k).all()
         assert train <= set(t) and held <= set(v) and not set(t) & set(v)
         train, held = set(t), set(v)
@@ -313,12 +334,12 @@ raw = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (12, 3, 20, 20)
 
 def reference(t, x, h, p):
     "Each image alone, by torchvision"
-    res, n = [], round(h*248/224) if t.crop else h
+    res, n = [], round(h * 248 / 224) if t.crop else h
     for i, o in enumerate(x):
         q = {k: v[i].item() for k, v in p.items()}
         o = TF.resize(TF.to_dtype(o, torch.float32, scale=True), [n, n], antialias=True)
         if t.channels == 1: o = TF.rgb_to_grayscale(o)
-        if t.blur < 1: o = TF.resize(TF.resize(o, [round(n*t.blur)]*2, antialias=True), [n, n], antialias=True)
+        if t.blur < 1: o = TF.resize(TF.resize(o, [round(n * t.blur)] * 2, antialias=True), [n, n], antialias=True)
         if t.crop: o = TF.crop(o, q['top'], q['left'], h, h)
         if q['flip']: o = TF.horizontal_flip(o)
         if q['vflip']: o = TF.vertical_flip(o)
@@ -338,7 +359,7 @@ def reference(t, x, h, p):
     dict(crop=True, flip=True, shift=.1, affine=(5, 5, .1), jitter=(.5, .5, .25, .1))], ids=str)
 def test_pixels_agree_with_torchvision(kw, h):
     t = Task(**kw)
-    n = round(h*248/224) if t.crop else h
+    n = round(h * 248 / 224) if t.crop else h
     p = draw(t, len(raw), h, h, Streams(1).data)
     ours = augment(t, prepare(t, raw, n, n), h, h, p)
     exact = not (any(t.affine) or any(t.jitter))
@@ -387,11 +408,14 @@ def test_batches_follow_from_seed_and_epoch_alone():
     new = lambda **kw: dls(Task(n_train=200, shift=.3), device='cpu', **kw).train
     a = new(seed=5)
     e0, e1 = epoch(a), epoch(a)
-    torch.manual_seed(1); random.seed(1)
+    torch.manual_seed(1)
+    random.seed(1)
     b = new(seed=5)
-    b.one_batch(); b.one_batch()
+    b.one_batch()
+    b.one_batch()
     assert same(epoch(b), e0) and same(epoch(b), e1) and not same(e0, e1)
-    c = new(seed=5); c.epoch = 1
+    c = new(seed=5)
+    c.epoch = 1
     assert same(epoch(c), e1) and not same(epoch(new(seed=6)), e0)
     c = new(seed=5)
     next(iter(c))                            # an epoch that was left early counts
@@ -402,7 +426,8 @@ def test_global_generators_are_left_alone():
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     d = dls(Task(n_train=100, shift=.2), device='cpu')
     for dl in d: epoch(dl)
-    d.one_batch(); d.test_dl(d[2].dataset.x[:3]).one_batch()
+    d.one_batch()
+    d.test_dl(d[2].dataset.x[:3]).one_batch()
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate() and (before[2] == np.random.get_state()[1]).all()
 
 
@@ -414,7 +439,7 @@ def test_validation_is_not_augmented(small):
 
 def test_normalisation():
     x = torch.cat([b[0] for b in dls(Task(), bs=100, device='cpu', drop_last=False).train])
-    assert abs(x.mean()) < 1e-3 and abs(x.std()-1) < 1e-3
+    assert abs(x.mean()) < 1e-3 and abs(x.std() - 1) < 1e-3
     x = dls(Task(normalize='none'), device='cpu').one_batch()[0]
     assert 0 <= x.min() and x.max() <= 1
     t = Task(normalize='imagenet', channels=3)
@@ -433,7 +458,6 @@ def learner(d, **kw):
 
 
 def test_learner(tmp_path):
-    import fastai.callback.schedule   # brings lr_find
     learn = learner(dls(Task(), device='cpu'), path=tmp_path)
     with learn.no_bar(), learn.no_logging():
         learn.lr_find(show_plot=False, num_it=20)
@@ -445,7 +469,7 @@ def test_learner(tmp_path):
         np.testing.assert_array_equal(learn.get_preds(ds_idx=0)[1].numpy(), learn.dls.train_ds.y)    # in the order of the dataset
         ds = learn.dls[2].dataset
         files = []
-        for i in range(3): files.append(tmp_path/f'{i}.png'); ds[i][0].save(files[-1])
+        for i in range(3): files.append(tmp_path / f'{i}.png'); ds[i][0].save(files[-1])
         for items in (ds.x[:3], list(ds.x[:3]), files, [str(f) for f in files], [ds[i][0] for i in range(3)], [ds[i] for i in range(3)],
                       torch.from_numpy(ds.x[:3])[:, None], [ds[i][0].convert('RGB') for i in range(3)]):
             got = learn.get_preds(dl=learn.dls.test_dl(items))[0]
@@ -458,14 +482,13 @@ def test_learner(tmp_path):
     # a fresh process, which has imported nothing of ours
     code = ("import sys, warnings; warnings.simplefilter('ignore')\nfrom fastai.learner import load_learner\nimport fastai.callback.progress\nl = load_learner(sys.argv[1])\n"
             "with l.no_bar(): print('label', l.predict(sys.argv[2])[0], len(l.dls.train_ds))")
-    r = subprocess.run([sys.executable, '-c', code, tmp_path/'x.pkl', files[0]], capture_output=True, text=True)
+    r = subprocess.run([sys.executable, '-c', code, tmp_path / 'x.pkl', files[0]], capture_output=True, text=True)
     assert f'label {label} 0' in r.stdout, r.stderr
 
 
 def test_interpretation_and_tta():
     plt = pytest.importorskip('matplotlib.pyplot')
     from fastai.interpret import ClassificationInterpretation
-    import fastai.callback.progress, fastai.vision.learner   # bring no_bar, and how top losses of images are shown
     learn = learner(dls(Task(shift=.3), device='cpu'))
     with learn.no_bar(), learn.no_logging():
         it = ClassificationInterpretation.from_learner(learn)
@@ -528,7 +551,7 @@ def test_every_available_dataset_loads():
         d, row = load(name), catalogue().loc[name]
         assert len(d.classes) == row.classes and (d.x_train.ndim == 4) == (row.channels == 3)
         assert row.pixels in (0, d.x_train.shape[1]) and len(set(d.y_train)) == row.classes
-        x, y = dls(Task(name, size=16, channels=3, n_train=2*row.classes, crop=True), bs=8, device='cpu').one_batch()
+        x, y = dls(Task(name, size=16, channels=3, n_train=2 * row.classes, crop=True), bs=8, device='cpu').one_batch()
         assert x.shape == (8, 3, 16, 16) and y.max() < row.classes
 
 

@@ -1,5 +1,7 @@
 "Sphinx's settings for the site that `make docs` builds where there is no Quarto (see build.py)"
-import os, shutil, sys
+import os
+import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import build
 
 root = Path(os.environ.get('REINIT_SITE', here.parents[1]))
 cfg = build.settings(root)
-project,author,version = cfg['title'],cfg['author'],cfg['version']
+project, author, version = cfg['title'], cfg['author'], cfg['version']
 copyright = cfg['copyright']
 language = 'en'
 extensions = ['myst_nb', 'sphinx.ext.mathjax']
@@ -32,24 +34,24 @@ suppress_warnings = ['myst.header', 'myst.strikethrough', 'mystnb.unknown_mime_t
 html_theme = 'furo'
 html_title = cfg['title']
 html_baseurl = build.site_url(cfg) + '/'
-html_static_path = [str(root/'nbs/styles.css')]
-html_favicon = str(root/'nbs/images/favicon.svg')
+html_static_path = [str(root / 'nbs/styles.css')]
+html_favicon = str(root / 'nbs/images/favicon.svg')
 html_css_files = ['styles.css']
-html_extra_path = [str(root/'nbs/llms.txt')]
+html_extra_path = [str(root / 'nbs/llms.txt')]
 html_theme_options = dict(navigation_with_keys=True, top_of_page_buttons=[])
 html_copy_source = html_show_sourcelink = False
 html_use_index = False
 html_domain_indices = False
-pygments_style,pygments_dark_style = 'default','github-dark'
+pygments_style, pygments_dark_style = 'default', 'github-dark'
 
 # MathJax from a package: a page asks nobody else for anything
 mathjax_path = 'mathjax/tex-chtml.js'
 
 def copy_mathjax(app, error):
     if error: return
-    package = Path(next(iter(find_spec('sphinx-mathjax-offline').submodule_search_locations)))/'static/mathjax'
-    for f in (package/'tex-chtml.js', *(package/'output/chtml/fonts').rglob('*.woff')):
-        to = Path(app.outdir)/'_static/mathjax'/f.relative_to(package)
+    package = Path(next(iter(find_spec('sphinx-mathjax-offline').submodule_search_locations))) / 'static/mathjax'
+    for f in (package / 'tex-chtml.js', *(package / 'output/chtml/fonts').rglob('*.woff')):
+        to = Path(app.outdir) / '_static/mathjax' / f.relative_to(package)
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(f, to)
 
