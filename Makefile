@@ -5,7 +5,7 @@ PYTHON  ?= python3
 SCALE   ?= laptop
 SEEDS   ?=
 OUT     ?= reproduced
-# Notebooks tested at once
+# Notebooks and test files tested at once
 WORKERS ?= 2
 
 VENV   := .venv
@@ -19,7 +19,7 @@ BROKEN := $(if $(wildcard $(STAMP)),$(shell \
             { [ "$$(cat $(STAMP))" = "$(CURDIR)" ] && $(BIN)/python -c ''; } >/dev/null 2>&1 || echo broken))
 
 .DEFAULT_GOAL := help
-.PHONY: help env reproduce test test-data test-latest bench readme llms docs constraints clean broken
+.PHONY: help env reproduce lint test test-fast test-data test-latest bench readme llms docs constraints clean broken
 
 help:  ## Show this list
 	@echo 'usage: make TARGET'; echo
@@ -58,16 +58,24 @@ env: $(STAMP)  ## Set up .venv (the others do it when needed)
 reproduce: $(STAMP)  ## Run the synthetic study: tables, figures and a results page in OUT
 	$(BIN)/reinit_repro synthetic --scale $(SCALE) $(if $(SEEDS),--seeds $(SEEDS)) --out $(OUT)
 
+lint: $(STAMP)  ## Check code, notebooks and pages against the rules of CONTRIBUTING.md
+	$(BIN)/ruff check --quiet nbs tests .ci setup.py
+	$(BIN)/python .ci/lint
+
 # One thread each: the workers share the cores, and smoke networks are small
 test: export REINIT_SCALE = smoke
-test: $(STAMP)  ## Test the notebooks and the library at smoke scale
+test: lint  ## Test the notebooks and the library at smoke scale
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS) --do_print --timing
-	$(BIN)/python -m pytest -q -rs tests
+	$(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist loadfile tests
+
+test-fast: export REINIT_SCALE = smoke
+test-fast: lint  ## Run the tests without notebooks, browsers, kills, several processes and memory
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m 'not slow' tests
 
 test-data: export REINIT_SCALE = smoke
 test-data: $(STAMP)  ## Run only the tests that need real images and weights: REINIT_DATA names their folder
 	@test -d "$$REINIT_DATA" || { echo 'REINIT_DATA must name the folder that holds the images and weights' >&2; exit 1; }
-	$(BIN)/python -m pytest -q -rs -m data tests
+	$(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist loadfile -m data tests
 
 # No constraints and no nbdev here, so the newest fastai and fastcore come in; upgraded on every call
 test-latest: export REINIT_SCALE = smoke

@@ -1,4 +1,5 @@
 "Everything said here comes from settings.ini"
+
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -6,9 +7,9 @@ from setuptools import find_packages, setup
 
 here = Path(__file__).resolve().parent
 parser = ConfigParser(delimiters=['='])
-parser.read(here/'settings.ini', encoding='utf-8')
+parser.read(here / 'settings.ini', encoding='utf-8')
 cfg = parser['DEFAULT']
-readme = here/'README.md'
+readme = here / 'README.md'
 licenses = {'apache2': 'Apache-2.0'}
 stages = {'2': '2 - Pre-Alpha', '3': '3 - Alpha', '4': '4 - Beta', '5': '5 - Production/Stable'}
 
@@ -23,15 +24,24 @@ setup(
     keywords=cfg['keywords'].split(),
     license_expression=licenses[cfg['license']],
     license_files=['LICENSE'],
-    classifiers=[f"Development Status :: {stages[cfg['status']]}", f"Intended Audience :: {cfg['audience']}",
-                 f"Natural Language :: {cfg['language']}", 'Programming Language :: Python :: 3'],
-    python_requires=f">={cfg['min_python']}",
+    classifiers=[
+        f'Development Status :: {stages[cfg["status"]]}',
+        f'Intended Audience :: {cfg["audience"]}',
+        f'Natural Language :: {cfg["language"]}',
+        'Programming Language :: Python :: 3',
+    ],
+    python_requires=f'>={cfg["min_python"]}',
     install_requires=cfg['requirements'].split(),
-    extras_require={'dev': (cfg['dev_requirements'] + ' ' + cfg['docs_requirements']).split(),   # the tests build the site
-                    'docs': cfg['docs_requirements'].split(), 'cluster': cfg['cluster_requirements'].split()},
-    packages=find_packages(include=[cfg['lib_path'], f"{cfg['lib_path']}.*"]),
+    extras_require={
+        'dev': (cfg['dev_requirements'] + ' ' + cfg['docs_requirements']).split(),  # the tests build the site
+        'docs': cfg['docs_requirements'].split(),
+        'cluster': cfg['cluster_requirements'].split(),
+    },
+    packages=find_packages(include=[cfg['lib_path'], f'{cfg["lib_path"]}.*']),
     package_data={cfg['lib_path']: ['data/*.csv']},
-    entry_points={'console_scripts': cfg['console_scripts'].split(),
-                  'nbdev': [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"]},  # lets nbdev link our names in other sites
+    entry_points={
+        'console_scripts': cfg['console_scripts'].split(),
+        'nbdev': [f'{cfg["lib_name"]}={cfg["lib_path"]}._modidx:d'],
+    },  # lets nbdev link our names in other sites
     zip_safe=False,
 )

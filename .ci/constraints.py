@@ -1,4 +1,5 @@
 "Write constraints.txt: the installed version of everything the package and its `dev` extra need"
+
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -14,24 +15,31 @@ header = """\
 # Older Pythons than the one named below cannot install all of these; there pip chooses by settings.ini alone.
 """
 
+
 def needed(reqs):
     "Installed distributions behind `reqs`, by name, with all that they need in turn"
     found, todo, seen = {}, [(Requirement(o), '') for o in reqs], set()
     while todo:
         req, extra = todo.pop()
-        if req.marker and not req.marker.evaluate({'extra': extra}): continue
+        if req.marker and not req.marker.evaluate({'extra': extra}):
+            continue
         name = canonicalize_name(req.name)
         for extra in {'', *req.extras}:
-            if (name, extra) in seen: continue
+            if (name, extra) in seen:
+                continue
             seen.add((name, extra))
-            try: dist = found.setdefault(name, distribution(req.name))
-            except PackageNotFoundError: raise SystemExit(f'{req.name} is needed and not installed: run `make env` first')
+            try:
+                dist = found.setdefault(name, distribution(req.name))
+            except PackageNotFoundError as error:
+                raise SystemExit(f'{req.name} is needed and not installed: run `make env` first') from error
             todo += [(Requirement(o), extra) for o in dist.requires or []]
     return found
+
 
 def oldest(dist):
     "The oldest Python that `dist` runs on, as (3, minor)"
     return 3, next(m for m in range(100) if f'3.{m}.99' in SpecifierSet(dist.metadata['Requires-Python'] or ''))
+
 
 if __name__ == '__main__':
     parser = ConfigParser(delimiters=['='])
@@ -42,6 +50,10 @@ if __name__ == '__main__':
     python = '.'.join(map(str, max(map(oldest, dists.values()))))
     marker = '' if python == cfg['min_python'] else f'; python_version >= "{python}"'
     # without local build tags (+cpu), which no index knows
-    lines = [f"{n}=={d.version.split('+')[0]}{marker}" for n, d in sorted(dists.items()) if n not in ('pip', 'setuptools', 'wheel')]
+    lines = [
+        f'{n}=={d.version.split("+")[0]}{marker}'
+        for n, d in sorted(dists.items())
+        if n not in ('pip', 'setuptools', 'wheel')
+    ]
     (root / 'constraints.txt').write_text(header + '\n'.join(lines) + '\n', encoding='utf-8')
     print(f'constraints.txt: {len(lines)} pins')

@@ -9,6 +9,7 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')   # small tensors: more threads on
 
 
 def pytest_configure(config):
+    config.addinivalue_line('markers', 'slow: a browser, kills, several processes or a memory limit; `make test-fast` leaves it out')
     config.addinivalue_line('markers', 'data: needs the images and weights in the folder that REINIT_DATA names')
 
 

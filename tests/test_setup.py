@@ -64,7 +64,7 @@ def test_site_settings_fit():
     for key in ('title', 'description', 'branch', 'git_url'): assert cfg[key] in yml, f'nbs/nbdev.yml lacks {key}: run `make docs`, or edit it'
 
 @pytest.mark.skipif(not shutil.which('make'), reason='make is not installed')
-@pytest.mark.parametrize('target', 'help env reproduce test test-data test-latest bench readme llms docs constraints clean'.split())
+@pytest.mark.parametrize('target', 'help env reproduce lint test test-fast test-data test-latest bench readme llms docs constraints clean'.split())
 def test_make_targets(target):
     r = subprocess.run(['make', '-n', target], cwd=root, capture_output=True, text=True)
     assert r.returncode == 0, r.stderr

@@ -1,4 +1,5 @@
 "Sphinx's settings for the site that `make docs` builds where there is no Quarto (see build.py)"
+
 import os
 import shutil
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 here = Path(__file__).resolve().parent
 sys.path.insert(0, str(here))
-import build
+import build  # noqa: E402  (its folder must be on the path first)
 
 root = Path(os.environ.get('REINIT_SITE', here.parents[1]))
 cfg = build.settings(root)
@@ -23,7 +24,16 @@ nb_execution_mode = 'off'
 nb_render_markdown_format = 'myst'
 nb_ipywidgets_js = {}
 nb_merge_streams = True
-myst_enable_extensions = ['dollarmath', 'amsmath', 'colon_fence', 'attrs_inline', 'attrs_block', 'deflist', 'strikethrough', 'tasklist']
+myst_enable_extensions = [
+    'dollarmath',
+    'amsmath',
+    'colon_fence',
+    'attrs_inline',
+    'attrs_block',
+    'deflist',
+    'strikethrough',
+    'tasklist',
+]
 # Math begins and ends where it does for Pandoc, and headings have Pandoc's names
 myst_dmath_allow_space = myst_dmath_allow_digits = False
 myst_dmath_double_inline = True
@@ -47,20 +57,26 @@ pygments_style, pygments_dark_style = 'default', 'github-dark'
 # MathJax from a package: a page asks nobody else for anything
 mathjax_path = 'mathjax/tex-chtml.js'
 
+
 def copy_mathjax(app, error):
-    if error: return
+    if error:
+        return
     package = Path(next(iter(find_spec('sphinx-mathjax-offline').submodule_search_locations))) / 'static/mathjax'
     for f in (package / 'tex-chtml.js', *(package / 'output/chtml/fonts').rglob('*.woff')):
         to = Path(app.outdir) / '_static/mathjax' / f.relative_to(package)
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(f, to)
 
+
 def name_sections(app, doctree):
     "Sections are found under the names that links use, here and on the Quarto site"
     from docutils import nodes
+
     for o in doctree.findall(nodes.section):
-        if (name := o.get('slug')) and name not in o['ids']: o['ids'].insert(0, name)
+        if (name := o.get('slug')) and name not in o['ids']:
+            o['ids'].insert(0, name)
+
 
 def setup(app):
     app.connect('build-finished', copy_mathjax)
-    app.connect('doctree-read', name_sections, priority=1)   # before the contents are collected
+    app.connect('doctree-read', name_sections, priority=1)  # before the contents are collected
