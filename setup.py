@@ -38,7 +38,7 @@ setup(
         'cluster': cfg['cluster_requirements'].split(),
     },
     packages=find_packages(include=[cfg['lib_path'], f'{cfg["lib_path"]}.*']),
-    package_data={cfg['lib_path']: ['data/*.csv']},
+    package_data={cfg['lib_path']: ['data/*.csv', 'report/templates/*', 'py.typed']},
     entry_points={
         'console_scripts': cfg['console_scripts'].split(),
         'nbdev': [f'{cfg["lib_name"]}={cfg["lib_path"]}._modidx:d'],

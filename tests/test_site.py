@@ -1,4 +1,5 @@
-"The site as Sphinx builds it (`make docs` without Quarto), opened in a browser: every page, its figures, its math, the search, the links"
+"The site as Sphinx builds it (`make docs` without Quarto), opened in a browser: figures, math, search, links"
+
 import functools
 import http.server
 import importlib.util
@@ -19,32 +20,53 @@ from browser import PageError, needs_browser
 
 root = Path(__file__).resolve().parents[1]
 for o in ('nbdev', 'sphinx', 'myst_nb', 'furo', 'sphinx-mathjax-offline'):
-    if importlib.util.find_spec(o) is None: pytest.skip(f"{o} is not installed: the site is not built (pip install '.[dev]')", allow_module_level=True)
+    if importlib.util.find_spec(o) is None:
+        pytest.skip(f"{o} is not installed: the site is not built (pip install '.[dev]')", allow_module_level=True)
 
 spec = importlib.util.spec_from_file_location('docs_build', root / '.ci/docs/build.py')
 build = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(build)
 side = [o for o in build.sidebar(root) if (root / 'nbs' / o[1]).exists()]
 
+
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
     "The site, built from a copy; what the build said"
     copy = tmp_path_factory.mktemp('project')
-    for d in ('nbs', 'reinit_nb', '.ci'): shutil.copytree(root / d, copy / d, symlinks=True, ignore=shutil.ignore_patterns('__pycache__', 'runs', '.ipynb_checkpoints'))
-    for f in ('settings.ini', '_quarto.yml'): shutil.copy(root / f, copy)
+    for d in ('nbs', 'reinit_nb', '.ci'):
+        shutil.copytree(
+            root / d,
+            copy / d,
+            symlinks=True,
+            ignore=shutil.ignore_patterns('__pycache__', 'runs', '.ipynb_checkpoints'),
+        )
+    for f in ('settings.ini', '_quarto.yml'):
+        shutil.copy(root / f, copy)
     env = {k: v for k, v in os.environ.items() if k != 'IN_TEST'}
-    r = subprocess.run([sys.executable, '.ci/docs/build.py'], cwd=copy, env={**env, 'PYTHONPATH': str(copy)}, capture_output=True, text=True)
+    r = subprocess.run(
+        [sys.executable, '.ci/docs/build.py'],
+        cwd=copy,
+        env={**env, 'PYTHONPATH': str(copy)},
+        capture_output=True,
+        text=True,
+    )
     assert r.returncode == 0, r.stderr[-3000:]
     return copy / '_docs', r.stdout + r.stderr
 
+
 @pytest.fixture(scope='module')
-def docs(built): return built[0]
+def docs(built):
+    return built[0]
+
 
 @pytest.fixture(scope='module')
 def base(docs):
     "The address at which a plain web server shows the site"
+
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args): pass
+        def log_message(self, *args):
+            pass
+
     server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Quiet, directory=str(docs)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -53,91 +75,125 @@ def base(docs):
     server.server_close()
     thread.join(10)
 
+
 # ---------------------------------------------------------------- without a browser
 
+
 def test_nothing_is_amiss_while_building(built):
-    warnings = [l for l in built[1].splitlines() if re.search('warning|error', l, re.I)]
+    warnings = [line for line in built[1].splitlines() if re.search('warning|error', line, re.I)]
     assert not warnings, '\n'.join(warnings)
+
 
 class Html(HTMLParser):
     "Identifiers, links and what a page loads"
+
     def __init__(self, path):
         super().__init__()
         self.ids, self.links, self.loads, self.output = [], [], [], 0
         self.feed(path.read_text(encoding='utf-8'))
+
     def handle_endtag(self, tag):
-        if tag == 'div' and self.output: self.output -= 1
+        if tag == 'div' and self.output:
+            self.output -= 1
+
     def handle_starttag(self, tag, attrs):
         d = dict(attrs)
-        if tag == 'div' and (self.output or 'text_html' in (d.get('class') or '').split()): self.output += 1
+        if tag == 'div' and (self.output or 'text_html' in (d.get('class') or '').split()):
+            self.output += 1
         # html that a cell shows may be a piece of another page, and lead to other pieces of it
-        if self.output and (d.get('href') or '').startswith('#'): return
-        if d.get('id'): self.ids.append(d['id'])
-        if tag == 'a' and d.get('href'): self.links.append(d['href'])
-        if tag in ('script', 'img', 'source', 'iframe') and d.get('src'): self.loads.append(d['src'])
-        if tag == 'link' and d.get('rel') in ('stylesheet', 'icon', 'preload') and d.get('href'): self.loads.append(d['href'])
+        if self.output and (d.get('href') or '').startswith('#'):
+            return
+        if d.get('id'):
+            self.ids.append(d['id'])
+        if tag == 'a' and d.get('href'):
+            self.links.append(d['href'])
+        if tag in ('script', 'img', 'source', 'iframe') and d.get('src'):
+            self.loads.append(d['src'])
+        if tag == 'link' and d.get('rel') in ('stylesheet', 'icon', 'preload') and d.get('href'):
+            self.loads.append(d['href'])
+
 
 @pytest.fixture(scope='module')
-def html(docs): return {f.relative_to(docs).as_posix(): Html(f) for f in sorted(docs.rglob('*.html'))}
+def html(docs):
+    return {f.relative_to(docs).as_posix(): Html(f) for f in sorted(docs.rglob('*.html'))}
+
 
 def test_every_page_is_there(html):
     missing = {build.address(o[1]) + '.html' for o in side} - set(html)
     assert not missing, f'{missing} are in nbs/sidebar.yml and not on the site'
+
 
 def test_links_of_the_site(html, docs):
     bad = []
     for page, h in html.items():
         for url in h.links + h.loads:
             u = urlsplit(url)
-            if u.scheme or u.netloc: continue
+            if u.scheme or u.netloc:
+                continue
             target = posixpath.normpath(posixpath.join(posixpath.dirname(page), unquote(u.path))) if u.path else page
-            if not (docs / target).exists(): bad.append(f'{page}: {url} is not there')
-            elif u.fragment and target in html and unquote(u.fragment) not in html[target].ids: bad.append(f'{page}: {url} has no such anchor')
+            if not (docs / target).exists():
+                bad.append(f'{page}: {url} is not there')
+            elif u.fragment and target in html and unquote(u.fragment) not in html[target].ids:
+                bad.append(f'{page}: {url} has no such anchor')
     assert not bad, '\n'.join(sorted(set(bad)))
+
 
 def test_pages_need_nobody_else(html):
     bad = [f'{page}: {o}' for page, h in html.items() for o in h.loads if re.match(r'(https?:)?//', o)]
     assert not bad, f'pages load from elsewhere: {bad[:5]}'
 
+
 def test_anchors_are_those_of_quarto(html):
     "nbdev links to `lw.html#layerwisecallback.plan`, from here and from other projects"
     assert {'layerwisecallback', 'layerwisecallback.weights', 'the-callback'} <= set(html['lw.html'].ids)
 
-def test_llms_is_served(docs): assert (docs / 'llms.txt').read_text(encoding='utf-8') == (root / 'nbs/llms.txt').read_text(encoding='utf-8')
+
+def test_llms_is_served(docs):
+    assert (docs / 'llms.txt').read_text(encoding='utf-8') == (root / 'nbs/llms.txt').read_text(encoding='utf-8')
+
 
 # ---------------------------------------------------------------- in the browser
 
-FACTS = r'''(async () => {
+FACTS = r"""(async () => {
   if (window.MathJax) await MathJax.startup.promise;
-  const article = document.querySelector('article'), all = s => [...article.querySelectorAll(s)], walk = document.createTreeWalker(article, NodeFilter.SHOW_TEXT), raw = [];
+  const article = document.querySelector('article'), all = s => [...article.querySelectorAll(s)], raw = [];
+  const walk = document.createTreeWalker(article, NodeFilter.SHOW_TEXT);
   all('img').forEach(o => o.loading = 'eager');
   await Promise.all(all('img').map(o => o.complete ? 1 : new Promise(r => { o.onload = o.onerror = r; })));
   while (walk.nextNode()) {
     const t = walk.currentNode.textContent, e = walk.currentNode.parentElement;
-    if (!e.closest('pre, code, script, style, mjx-container, table.dataframe, .output') && /\$[^$\s][^$]*\$|\\\(|\\\[|^\s*:::/.test(t)) raw.push(t.trim().slice(0, 80));
+    const markup = /\$[^$\s][^$]*\$|\\\(|\\\[|^\s*:::/;
+    const exempt = e.closest('pre, code, script, style, mjx-container, table.dataframe, .output');
+    if (!exempt && markup.test(t)) raw.push(t.trim().slice(0, 80));
   }
   return {
     h1: article.querySelector('h1')?.firstChild?.textContent ?? null, title: document.title, raw,
     about: document.querySelector('meta[name=description]')?.content ?? null,
-    math: all('.math').length, drawn: all('.math mjx-container').filter(o => o.getBoundingClientRect().width > 0).length,
+    math: all('.math').length,
+    drawn: all('.math mjx-container').filter(o => o.getBoundingClientRect().width > 0).length,
     failed: all('mjx-merror, [data-mjx-error]').map(o => o.textContent),
-    images: all('img').length, blank: all('img').filter(o => !o.naturalWidth).map(o => o.src), silent: all('img').filter(o => !(o.alt || '').trim()).map(o => o.src),
-    renderer: document.querySelector('.renderer')?.textContent ?? '', errors: all('.system-message, .problematic').map(o => o.textContent.slice(0, 80))};
-})()'''
+    images: all('img').length, blank: all('img').filter(o => !o.naturalWidth).map(o => o.src),
+    silent: all('img').filter(o => !(o.alt || '').trim()).map(o => o.src),
+    renderer: document.querySelector('.renderer')?.textContent ?? '',
+    errors: all('.system-message, .problematic').map(o => o.textContent.slice(0, 80))};
+})()"""
 
 # What stands beside each other at the top of a phone's screen: the smallest gap in pixels
-BAR = r'''(() => {
-  const at = [...document.querySelectorAll('.mobile-header :is(label, a, button, svg)')].filter(o => o.checkVisibility() && !o.querySelector('label, a, button'))
-    .filter(o => o.tagName !== 'svg').map(o => o.getBoundingClientRect()).filter(o => o.width).sort((a, b) => a.left - b.left);
+BAR = r"""(() => {
+  const at = [...document.querySelectorAll('.mobile-header :is(label, a, button, svg)')]
+    .filter(o => o.checkVisibility() && !o.querySelector('label, a, button')).filter(o => o.tagName !== 'svg')
+    .map(o => o.getBoundingClientRect()).filter(o => o.width).sort((a, b) => a.left - b.left);
   return at.slice(1).map((o, i) => Math.round(o.left - at[i].right));
-})()'''
+})()"""
 
 # Printed text that is wider than its column, or that is cut off: pixels too wide, and how it begins
-WIDE = r'''(() => {
+WIDE = r"""(() => {
   const column = document.querySelector('article').getBoundingClientRect().right + 1;
   return [...document.querySelectorAll('article .cell_output .output:is(.stream, .stderr, .text_plain) pre')]
-    .map(o => [Math.round(Math.max(o.scrollWidth - o.clientWidth, o.getBoundingClientRect().right - column)), o.textContent.slice(0, 60)]).filter(o => o[0] > 1);
-})()'''
+    .map(o => [Math.max(o.scrollWidth - o.clientWidth, o.getBoundingClientRect().right - column), o.textContent])
+    .map(o => [Math.round(o[0]), o[1].slice(0, 60)]).filter(o => o[0] > 1);
+})()"""
+
 
 @pytest.fixture(scope='module')
 def visits(browser, base):
@@ -154,47 +210,72 @@ def visits(browser, base):
             res[page]['overflow'] = p.overflow()
             res[page]['wide'] += p.js(WIDE)
             res[page]['bar'] = p.js(BAR)
-            res[page]['overview'] = p.js('document.querySelector("img[alt*=\\"claims in four panels\\"]")?.getBoundingClientRect().width')
+            res[page]['overview'] = p.js(
+                'document.querySelector("img[alt*=\\"claims in four panels\\"]")?.getBoundingClientRect().width'
+            )
     return res
 
-def letters(md): return re.sub(r'\W+', '', re.sub(r'\$.*?\$', '', build.plain(md))).lower()
+
+def letters(md):
+    return re.sub(r'\W+', '', re.sub(r'\$.*?\$', '', build.plain(md))).lower()
+
 
 @needs_browser
 def test_pages_open(visits):
     for page, v in visits.items():
         title, about = build.head(build.read(root / 'nbs' / page))
-        assert v['h1'] and letters(title)[:12] == letters(v['h1'])[:12] and letters(v['h1'])[:12] in letters(v['title']), f'{page}: {v["h1"]!r}, {v["title"]!r}'
+        assert (
+            v['h1'] and letters(title)[:12] == letters(v['h1'])[:12] and letters(v['h1'])[:12] in letters(v['title'])
+        ), f'{page}: {v["h1"]!r}, {v["title"]!r}'
         assert v['about'] and letters(about)[:20] == letters(v['about'])[:20], f'{page}: {v["about"]!r}'
-        assert 'Rendered by Sphinx' in v['renderer'] and f'nbs/{page}' in v['renderer'], f'{page} does not say what rendered it'
+        assert 'Rendered by Sphinx' in v['renderer'] and f'nbs/{page}' in v['renderer'], (
+            f'{page} does not say what rendered it'
+        )
         assert not v['errors'], f'{page}: {v["errors"]}'
+
 
 @needs_browser
 def test_pages_are_quiet_and_need_nobody_else(visits):
     bad = {k: v['problems'] for k, v in visits.items() if v['problems']}
     assert not bad, bad
 
+
 @needs_browser
 def test_math_is_drawn(visits):
     for page, v in visits.items():
-        assert v['drawn'] == v['math'] and not v['failed'], f'{page}: {v["drawn"]} of {v["math"]} formulas are drawn; {v["failed"]}'
+        assert v['drawn'] == v['math'] and not v['failed'], (
+            f'{page}: {v["drawn"]} of {v["math"]} formulas are drawn; {v["failed"]}'
+        )
         assert not v['raw'], f'{page} shows markup: {v["raw"]}'
     assert sum(v['math'] for v in visits.values()) > 300
 
+
 @needs_browser
 def test_figures_are_loaded_and_have_words(visits):
-    for page, v in visits.items(): assert not v['blank'] and not v['silent'], f'{page}: not loaded {v["blank"]}; without words {v["silent"]}'
+    for page, v in visits.items():
+        assert not v['blank'] and not v['silent'], f'{page}: not loaded {v["blank"]}; without words {v["silent"]}'
     assert sum(v['images'] for v in visits.values()) > 80
+
 
 @needs_browser
 def test_pages_fit_a_phone(visits):
     wide = {k: v['overflow'] for k, v in visits.items() if v['overflow'] > 0}
     assert not wide, f'pixels by which pages are wider than a phone: {wide}'
 
+
 @needs_browser
 def test_printed_text_fits_its_column(visits):
     wide = {k: v['wide'][:3] for k, v in visits.items() if v['wide']}
     assert not wide, f'printed text is cut off, on a desk or on a phone: {wide}'
-    for o in ('experiments/synthetic.ipynb', 'experiments/reinit_cnn.ipynb', '60_claims.ipynb', '65_digest.ipynb', '70_cli.ipynb'): assert visits[o]['printed'], f'{o} prints nothing any more'
+    for o in (
+        'experiments/synthetic.ipynb',
+        'experiments/reinit_cnn.ipynb',
+        '60_claims.ipynb',
+        '65_digest.ipynb',
+        '70_cli.ipynb',
+    ):
+        assert visits[o]['printed'], f'{o} prints nothing any more'
+
 
 @needs_browser
 def test_a_phones_header_and_overview(visits):
@@ -204,18 +285,24 @@ def test_a_phones_header_and_overview(visits):
     wide = {k: v['overview'] for k, v in visits.items() if v['overview']}
     assert wide and min(wide.values()) >= 600, wide
 
+
 def search(page, what):
     "Type into the search field as a reader does; where the results lead"
     page.focus('input.sidebar-search').type(what)
     found, end = 'document.querySelectorAll("ul.search li a").length', time.monotonic() + 30
-    try: page.press('Enter')
-    except PageError: pass                        # the page has gone, to that of the results
+    try:
+        page.press('Enter')
+    except PageError:
+        pass  # the page has gone, to that of the results
     while time.monotonic() < end:
         try:
-            if page.js(found): break
-        except PageError: pass
-        time.sleep(.1)
+            if page.js(found):
+                break
+        except PageError:
+            pass
+        time.sleep(0.1)
     return page.js('[...document.querySelectorAll("ul.search li a")].map(o => o.getAttribute("href"))')
+
 
 @needs_browser
 def test_search(browser, base):
@@ -226,6 +313,7 @@ def test_search(browser, base):
         p.wait('document.querySelector("article h1")?.textContent.startsWith("LW")')
         assert not p.problems(allow=(base, 'data:'))
 
+
 @needs_browser
 def test_without_a_server(browser, docs):
     "The site can be read from a folder"
@@ -233,6 +321,7 @@ def test_without_a_server(browser, docs):
         v = p.js(FACTS)
         assert v['math'] == v['drawn'] > 0 and not v['blank'] and not p.problems()
         assert 'lw.html' in [o.split('#')[0] for o in search(p, 'LayerwiseCallback')]
+
 
 @needs_browser
 @pytest.mark.parametrize('dark', [False, True], ids=['light', 'dark'])
