@@ -3,7 +3,7 @@
 It speaks the DevTools protocol over a pipe: no port, no driver, no package to install,
 and the browser ends with the pipe.
 
-    from browser import browser, needs_browser    # a fixture for the module, and the mark that skips where there is none
+    from browser import needs_browser     # skips where there is none; the fixture `browser` comes from conftest.py
     @needs_browser
     def test_page(browser):
         page = browser.open('site/index.html', size=(390,844), dark=True)

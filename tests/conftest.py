@@ -2,6 +2,7 @@
 import os
 
 import pytest
+from browser import browser  # noqa: F401  (a fixture)
 
 os.environ.setdefault('REINIT_SCALE', 'smoke')
 os.environ.setdefault('MPLBACKEND', 'Agg')      # no test opens a window
