@@ -7,7 +7,7 @@ __all__ = ['check_model', 'unwrap_model', 'model_device', 'preserve_rng', 'prese
            'model_inputs', 'is_batch', 'iter_batches', 'list_batches', 'list_inputs', 'explain_failure', 'call_model',
            'run_model']
 
-# %% ../nbs/02_probing.ipynb #fc9ed853
+# %% ../nbs/02_probing.ipynb #1facc6a6
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from .core import ReinitError
 
-# %% ../nbs/02_probing.ipynb #6885bb4d
+# %% ../nbs/02_probing.ipynb #cba086fe
 def check_model(model) -> nn.Module:  # `model` itself
     "Raise an error unless `model` is a torch module"
     if isinstance(model, nn.Module): return model
     raise ReinitError(f'model is a {type(model).__name__}, and should be a torch module, as learn.model is')
 
-# %% ../nbs/02_probing.ipynb #634e8f71
+# %% ../nbs/02_probing.ipynb #e40d364b
 def unwrap_model(model: nn.Module) -> nn.Module:
     "Return the model inside wrappers for parallel training and compilation"
     while True:
@@ -32,14 +32,14 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)): model = model.module
         else: return model
 
-# %% ../nbs/02_probing.ipynb #7b26b507
+# %% ../nbs/02_probing.ipynb #4a166852
 def model_device(model: nn.Module) -> torch.device:  # CPU for a model without parameters and buffers
     "Return the device of the first parameter or buffer of `model`"
     for tensors in (model.parameters(), model.buffers()):
         for t in tensors: return t.device
     return torch.device('cpu')
 
-# %% ../nbs/02_probing.ipynb #51cf2ef6
+# %% ../nbs/02_probing.ipynb #5abc2e9f
 @contextmanager
 def preserve_rng():
     "Put the global generators of Python, NumPy and PyTorch back afterwards, also after an exception"
@@ -53,7 +53,7 @@ def preserve_rng():
         np.random.set_state(numpy)
         if mps is not None: torch.mps.set_rng_state(mps)
 
-# %% ../nbs/02_probing.ipynb #8b16ad12
+# %% ../nbs/02_probing.ipynb #cdee07c5
 _FLAGS = ('training', 'track_running_stats', 'momentum')   # attributes of a module that decide what a forward pass does
 _REGISTRIES = ('_parameters', '_buffers', '_modules', '_non_persistent_buffers_set')
 
@@ -62,9 +62,10 @@ class _ModuleState:
     def __init__(self, module):
         self.module = module
         self.flags = {k: v for k, v in vars(module).items() if k in _FLAGS}
-        # a lazy module removes its own hooks when it takes its shape: they must not come back
         lazy = any(nn.parameter.is_lazy(t) for t in module._parameters.values())
-        kept = [k for k in vars(module) if k in _REGISTRIES or ('_hooks' in k and not lazy)]
+        kept = [k for k in vars(module) if k in _REGISTRIES or '_hooks' in k]
+        # a lazy module removes hooks of its own when it takes its shape: they must not come back
+        if lazy: kept = [k for k in kept if '_pre_hooks' not in k and 'state_dict' not in k]
         self.registries = {k: vars(module)[k].copy() for k in kept if isinstance(vars(module)[k], (dict, set))}
 
     def restore(self):
@@ -74,7 +75,7 @@ class _ModuleState:
             now.clear()   # in place: handles of hooks refer to this very dict
             now.update(old)
 
-# %% ../nbs/02_probing.ipynb #a2e72184
+# %% ../nbs/02_probing.ipynb #c6c2b973
 class _TensorState:
     "The values, flags and gradient of one parameter or buffer"
     def __init__(self, tensor, copy):
@@ -97,7 +98,7 @@ def _has_values(tensor):
     "Is `tensor` more than a lazy one without a shape, or a sparse one, which no layer writes to?"
     return not nn.parameter.is_lazy(tensor) and tensor.layout == torch.strided
 
-# %% ../nbs/02_probing.ipynb #976caced
+# %% ../nbs/02_probing.ipynb #78eee20a
 @contextmanager
 def preserve_model(model: nn.Module,
                    weights: bool = True  # Copy the weights? Otherwise values that are changed in place stay changed
@@ -110,7 +111,7 @@ def preserve_model(model: nn.Module,
     finally:
         for state in (*modules, *parameters, *buffers): state.restore()
 
-# %% ../nbs/02_probing.ipynb #d70ddfa5
+# %% ../nbs/02_probing.ipynb #fb45611b
 @contextmanager
 def probe_model(model: nn.Module,
                 weights: bool = True  # As in `preserve_model`
@@ -118,7 +119,7 @@ def probe_model(model: nn.Module,
     "Evaluate `model` without gradients inside; afterwards the model and the global generators are as before"
     with preserve_rng(), preserve_model(model, weights), torch.no_grad(): yield model.eval()
 
-# %% ../nbs/02_probing.ipynb #424297ae
+# %% ../nbs/02_probing.ipynb #506e9656
 def to_device(batch,  # A tensor, or tensors in nested tuples, lists and dicts; anything else is returned as it is
               device  # Where to
              ):  # The same structure, with plain tensors
@@ -129,7 +130,7 @@ def to_device(batch,  # A tensor, or tensors in nested tuples, lists and dicts; 
     moved = [to_device(o, device) for o in batch]
     return type(batch)(*moved) if hasattr(batch, '_fields') else type(batch)(moved)
 
-# %% ../nbs/02_probing.ipynb #0d017664
+# %% ../nbs/02_probing.ipynb #a896ad84
 def model_inputs(model: nn.Module,
                  x  # A batch, a tuple of tensors (one per argument), or the shape of a batch
                 ) -> tuple:  # Arguments for `model(*args)`, on its device
@@ -143,7 +144,7 @@ def model_inputs(model: nn.Module,
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     return (torch.zeros(args, device=device, dtype=dtype),)
 
-# %% ../nbs/02_probing.ipynb #b3af46c9
+# %% ../nbs/02_probing.ipynb #5ddec066
 def is_batch(o) -> bool:
     "Is `o` a pair of tensors, `(x, y)`?"
     return isinstance(o, (tuple, list)) and len(o) == 2 and all(isinstance(t, Tensor) for t in o)
@@ -163,7 +164,7 @@ def _check_pair(i, batch):
         raise ReinitError(f'data: in batch {i} x has shape {tuple(x.shape)} and y {tuple(y.shape)}: '
                           'their first dimensions should be the size of the batch')
 
-# %% ../nbs/02_probing.ipynb #74380a90
+# %% ../nbs/02_probing.ipynb #35d3fcfd
 def iter_batches(data,  # A batch `(x, y)`, a list of batches, or a loader
                  device=None,  # Default: where each batch is
                 ) -> Iterator[tuple[Tensor, Tensor]]:  # Plain tensors; empty batches are left out
@@ -179,13 +180,13 @@ def iter_batches(data,  # A batch `(x, y)`, a list of batches, or a loader
     if not found:
         raise ReinitError('data is empty: give one example or more (an iterator can be used once only: give a list)')
 
-# %% ../nbs/02_probing.ipynb #164ed354
+# %% ../nbs/02_probing.ipynb #a891faaf
 def list_batches(data, device=None  # As in `iter_batches`
                 ) -> list[tuple[Tensor, Tensor]]:
     "Return all batches of `data`, so that each measurement sees the same ones"
     with preserve_rng(): return list(iter_batches(data, device))
 
-# %% ../nbs/02_probing.ipynb #80720a31
+# %% ../nbs/02_probing.ipynb #e95c0093
 def list_inputs(data,  # A batch of inputs, `(x, y)`, a list of batches, or a loader
                 device=None  # Default: where each batch is
                ) -> list[Tensor]:
@@ -200,7 +201,7 @@ def list_inputs(data,  # A batch of inputs, `(x, y)`, a list of batches, or a lo
         raise ReinitError(f'data: the inputs of batch {i} are a {type(x).__name__}, and should be a tensor')
     return [to_device(x, device or x.device) for x in xs]
 
-# %% ../nbs/02_probing.ipynb #f2308972
+# %% ../nbs/02_probing.ipynb #cdcce1ea
 @contextmanager
 def explain_failure(what: str):  # What did not work, as the beginning of a message
     "Turn an exception into a `ReinitError` that begins with `what`"
@@ -210,7 +211,7 @@ def explain_failure(what: str):  # What did not work, as the beginning of a mess
         first_line = (str(e) or repr(e)).splitlines()[0]
         raise ReinitError(f'{what}: {first_line}') from e
 
-# %% ../nbs/02_probing.ipynb #dfab2bbd
+# %% ../nbs/02_probing.ipynb #4712acea
 def call_model(model: nn.Module,
                x,  # As in `model_inputs`
                tensor: bool = False  # Raise an error unless the output is a tensor?
@@ -224,7 +225,7 @@ def call_model(model: nn.Module,
     raise ReinitError(f'model: its output is a {type(out).__name__}, and should be a tensor: '
                       f'wrap {name} in a module that picks it')
 
-# %% ../nbs/02_probing.ipynb #9c1d930e
+# %% ../nbs/02_probing.ipynb #3259ee8d
 def run_model(model: nn.Module,
               x,  # As in `model_inputs`
               tensor: bool = False  # Raise an error unless the output is a tensor?

@@ -1,6 +1,8 @@
-"""Killed and resumed equals never killed, to the last bit. Processes are forked and really killed (SIGKILL), by a probe at a given batch or event: no test looks at a clock.
+"""Killed and resumed equals never killed, to the last bit.
 
-A resumed process begins with another seed of the network and of the global generators, so that nothing can be right by chance: all must come from the file."""
+Processes are forked and really killed (SIGKILL), by a probe at a given batch or event: no test looks at a clock.
+A resumed process begins with another seed of the network and of the global generators, so that nothing can be right
+by chance: all must come from the file."""
 import gc
 import io
 import os
@@ -11,8 +13,8 @@ import traceback
 import warnings
 from contextlib import redirect_stdout
 from functools import partial
-from importlib import import_module
 
+import fastai.callback.schedule  # noqa: F401  adds lr_find and fit_one_cycle
 import numpy as np
 import pytest
 import torch
@@ -28,31 +30,20 @@ from fastai.metrics import accuracy
 from fastai.optimizer import SGD, Adam, OptimWrapper, ranger
 from fastcore.foundation import L
 
-import reinit_nb.core
+from reinit_nb import baselines
 from reinit_nb.checkpoint import CheckpointCallback, read_checkpoint
 from reinit_nb.models import model
 from reinit_nb.rounds import RoundCallback
-from reinit_nb.vision import Task, dls
+from reinit_nb.vision import Task, image_dls
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs os.fork')
 EPOCHS, EVERY = 4, 3   # of 5 batches: 90 images in batches of 18
 
 # ---------------------------------------------------------------- methods
 
-_methods = {'LW': ('lw', 'LayerwiseCallback', {}), 'LW, frozen, slice': ('lw', 'LayerwiseCallback', dict(freeze=True, opt_state='slice')), 'WELS': ('wels', 'WELSCallback', {}), 'WELSR': ('wels', 'WELSRCallback', {}),
-            'KELS': ('wels', 'KELSCallback', {}), 'DSD': ('dsd', 'DSDCallback', {}), 'dense-sparse-dense': ('dsd', 'DenseSparseDenseCallback', {}), 'FC': ('fc', 'FCHeadCallback', {}),
-            'LLF': ('fc', 'LLFCallback', dict(layer='block3')), 'RIFLE': ('fc', 'RIFLECallback', {}), 'BL': ('controls', 'BLCallback', {}), 'warm restart': ('controls', 'WarmRestartCallback', {}),
-            'rescale': ('controls', 'RescaleCallback', {}), 'shrink and perturb': ('controls', 'ShrinkPerturbCallback', {})}
-
-def methods():
-    "Name → factory, of the modules that exist"
-    res = {}
-    for name, (mod, cls, kw) in _methods.items():
-        try: res[name] = partial(getattr(import_module(f'reinit_nb.{mod}'), cls), **kw)
-        except ModuleNotFoundError: pass
-    return res
-
-METHODS = methods()
+METHODS = dict(baselines.METHODS)
+METHODS['LLF'] = partial(METHODS['LLF'], layer='block3')
+METHODS['LW, frozen, slice'] = partial(METHODS['LW'], freeze=True, opt_state='slice')
 LW = METHODS['LW']
 
 # ---------------------------------------------------------------- processes
@@ -66,7 +57,7 @@ def in_child(f):
         try:
             torch.set_num_threads(1)
             gc.disable()                             # it would touch, and so copy, all that was inherited
-            reinit_nb.core.os.fsync = lambda f: None  # guards against a loss of power; a kill loses nothing that was written
+            os.fsync = lambda f: None  # against a loss of power; a kill loses nothing written
             warnings.simplefilter('ignore')
             with redirect_stdout(io.StringIO()): f()
             code = 0
@@ -87,29 +78,42 @@ class At(Callback):
 
 def intervening(r):
     "Die in `intervene` before round `r`, when weights have been overwritten"
-    plain = RoundCallback.note
-    RoundCallback.note = lambda self, at, *args: die() if at == r else plain(self, at, *args)
+    plain = RoundCallback._log_events
+    def log_events(self, at, *args):
+        if at == r: die()
+        plain(self, at, *args)
+    RoundCallback._log_events = log_events
 
 def writing(n):
     "Die between the temporary file and its name, when the `n`-th checkpoint is written"
     plain, seen = os.replace, []
     def replace(a, b):
         seen.append(a)
-        if len(seen) == n: assert os.path.getsize(a); die()
+        if len(seen) == n:
+            assert os.path.getsize(a)
+            die()
         plain(a, b)
-    reinit_nb.core.os.replace = replace
+    os.replace = replace
 
 MIDDLE, END, EPOCH_END = At('before_backward', 2, 4), At('after_validate', 2), At('after_epoch', 2)
 KILLS = [partial(intervening, 2), MIDDLE, END, partial(writing, 2), EPOCH_END]
 
 # ---------------------------------------------------------------- runs
 
-def net_learner(task=Task('digits', n_train=100), opt_func=partial(SGD, mom=.9), again=0, cbs=(), **kw):
+DIGITS = Task('digits', n_train=100)
+SGD_MOMENTUM = partial(SGD, mom=.9)
+
+def set_seeds(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+def net_learner(task=DIGITS, opt_func=SGD_MOMENTUM, again=0, cbs=(), **kw):
     "A small network; `again` gives it another start, which must not matter"
-    random.seed(again)
-    np.random.seed(again)
-    torch.manual_seed(again)
-    return Learner(dls(task, bs=18, device='cpu'), model('scnn', c_in=1, size=8, width=.125, seed=again, **kw), metrics=accuracy, opt_func=opt_func, cbs=cbs).remove_cb(ProgressCallback)
+    set_seeds(again)
+    net = model('scnn', c_in=1, size=8, width=.125, seed=again, **kw)
+    learn = Learner(image_dls(task, bs=18, device='cpu'), net, metrics=accuracy, opt_func=opt_func, cbs=cbs)
+    return learn.remove_cb(ProgressCallback)
 
 def plain_learner(again=0, opt_func=Adam):
     "fastai's own loaders, shuffled by Python's generator, and images changed by NumPy's and torch's"
@@ -117,27 +121,38 @@ def plain_learner(again=0, opt_func=Adam):
     x = torch.tensor(rng.randn(100, 1, 8, 8), dtype=torch.float32)
     items = list(zip(x, (x.sum((1, 2, 3)) > 0).long()))
     random.seed(0)   # of the order: these loaders are made with a seed that is drawn
-    after = lambda b: (b[0] * np.random.uniform(.9, 1.1) + .01 * torch.randn(()), b[1])
-    data = DataLoaders(DataLoader(items[:90], bs=18, shuffle=True, drop_last=True, after_batch=after), DataLoader(items[90:], bs=5), device='cpu')
-    random.seed(again)
-    np.random.seed(again)
-    torch.manual_seed(again)
-    return Learner(data, model('scnn', c_in=1, size=8, n_out=2, width=.125, seed=again, dropout=.3), CrossEntropyLossFlat(), opt_func=opt_func, metrics=accuracy).remove_cb(ProgressCallback)
+    def augment(b): return b[0] * np.random.uniform(.9, 1.1) + .01 * torch.randn(()), b[1]
+    train = DataLoader(items[:90], bs=18, shuffle=True, drop_last=True, after_batch=augment)
+    data = DataLoaders(train, DataLoader(items[90:], bs=5), device='cpu')
+    set_seeds(again)
+    net = model('scnn', c_in=1, size=8, n_out=2, width=.125, seed=again, dropout=.3)
+    learn = Learner(data, net, CrossEntropyLossFlat(), opt_func=opt_func, metrics=accuracy)
+    return learn.remove_cb(ProgressCallback)
 
 def final(learn):
     "All that must be equal"
-    cb = learn._grab_cbs(RoundCallback) or [v for v in vars(learn).values() if isinstance(v, RoundCallback)]
-    rec = learn.recorder
-    res = dict(model=learn.model.state_dict(), opt=learn.opt.state_dict(), hypers=learn.opt.hypers, values=rec.values, losses=rec.losses, lrs=rec.lrs, iters=rec.iters, hps=getattr(rec, 'hps', None),
-               rng=(torch.get_rng_state(), random.getstate(), np.random.get_state()), loader=getattr(learn.dls.train, 'epoch', learn.dls.train.rng.getstate()))
-    return res | dict(log=[c.log.to_dict('list') for c in cb], round_losses=[c.losses for c in cb])
+    cbs = learn._grab_cbs(RoundCallback) or [v for v in vars(learn).values() if isinstance(v, RoundCallback)]
+    rec, loader = learn.recorder, learn.dls.train
+    return dict(
+        model=learn.model.state_dict(), opt=learn.opt.state_dict(), hypers=learn.opt.hypers,
+        values=rec.values, losses=rec.losses, lrs=rec.lrs, iters=rec.iters, hps=getattr(rec, 'hps', None),
+        rng=(torch.get_rng_state(), random.getstate(), np.random.get_state()),
+        loader=getattr(loader, 'epoch', loader.rng.getstate()),
+        log=[cb.log.to_dict('list') for cb in cbs], round_losses=[cb.losses for cb in cbs])
+
+def without_nan(t): return t.nan_to_num(nan=-9.) if t.is_floating_point() else t
 
 def differences(a, b, at=''):
     "Where two results differ, to the last bit"
-    if isinstance(a, torch.Tensor): return [] if a.dtype == b.dtype and torch.equal(a.nan_to_num(nan=-9.) if a.is_floating_point() else a, b.nan_to_num(nan=-9.) if b.is_floating_point() else b) else [at]
+    if isinstance(a, torch.Tensor):
+        return [] if a.dtype == b.dtype and torch.equal(without_nan(a), without_nan(b)) else [at]
     if isinstance(a, np.ndarray): return [] if np.array_equal(a, b) else [at]
-    if isinstance(a, dict): return [at + ' keys'] if a.keys() != b.keys() else [o for k in a for o in differences(a[k], b[k], f'{at}.{k}')]
-    if isinstance(a, (list, tuple, L)): return [at + ' length'] if len(a) != len(b) else [o for i, (x, y) in enumerate(zip(a, b)) for o in differences(x, y, f'{at}[{i}]')]
+    if isinstance(a, dict):
+        if a.keys() != b.keys(): return [at + ' keys']
+        return [o for k in a for o in differences(a[k], b[k], f'{at}.{k}')]
+    if isinstance(a, (list, tuple, L)):
+        if len(a) != len(b): return [at + ' length']
+        return [o for i, (x, y) in enumerate(zip(a, b)) for o in differences(x, y, f'{at}[{i}]')]
     return [] if a is b or a == b or a != a and b != b else [at]
 
 def fit(learn, cbs, method=LW, n=EPOCHS): learn.fit(n, .05, cbs=[method(), *cbs])
@@ -160,7 +175,9 @@ def whole_and_killed(tmp_path, make, fit, kills, **kw):
     "Never killed, without a checkpoint, and killed in each of the places `kills`, one after the other"
     for d in ('whole', 'killed'): (tmp_path / d).mkdir()
     assert child(tmp_path / 'whole', make, fit, ckpt=False) == 0
-    for i, k in enumerate(kills): assert child(tmp_path / 'killed', make, fit, k, again=i, **kw) == signal.SIGKILL, f'was not killed by number {i}'
+    for i, k in enumerate(kills):
+        killed = child(tmp_path / 'killed', make, fit, k, again=i, **kw)
+        assert killed == signal.SIGKILL, f'was not killed by number {i}'
     assert not (tmp_path / 'killed/final.pth').exists()
     assert child(tmp_path / 'killed', make, fit, again=len(kills), **kw) == 0
     assert not list((tmp_path / 'killed').glob('.tmp-*'))
@@ -196,9 +213,11 @@ def test_killed_once(tmp_path):
         assert not differences(result(tmp_path / 'whole'), result(tmp_path / str(i)))
 
 def test_killed_in_every_batch(tmp_path):
-    kills = [At('before_backward', e, i) for e in range(2) for i in range(3)][1:]   # before the first checkpoint there is nothing to resume
+    # before the first checkpoint there is nothing to resume
+    kills = [At('before_backward', e, i) for e in range(2) for i in range(3)][1:]
     make = partial(net_learner, task=Task('digits', n_train=80), dropout=.2)
-    assert not differences(*whole_and_killed(tmp_path, make, partial(fit, method=partial(LW, blocks=2), n=2), kills, every=1))
+    two_rounds = partial(fit, method=partial(LW, blocks=2), n=2)
+    assert not differences(*whole_and_killed(tmp_path, make, two_rounds, kills, every=1))
 
 # ---------------------------------------------------------------- optimizers, schedules, callbacks, data
 
@@ -207,13 +226,22 @@ def rounds(learn, cbs): learn.fit_rounds(2, LW(), patience=1, halvings=1, lr=.05
 def with_cbs(*make): return lambda learn, cbs: fit(learn, [*(m() for m in make), *cbs])
 
 torch_adamw = partial(OptimWrapper, opt=torch.optim.AdamW)
-VARIANTS = {'Adam, BatchNorm, dropout, augmented': (partial(net_learner, task=Task('digits', n_train=100, crop=True, flip=True), opt_func=Adam, norm='batch', dropout=.3), fit),
-            'AdamW of torch, one cycle': (partial(net_learner, opt_func=torch_adamw), one_cycle), 'Lookahead, one cycle': (partial(net_learner, opt_func=ranger), one_cycle),
-            'until it stops improving': (net_learner, rounds), 'loaders of fastai': (plain_learner, fit), 'accumulated': (net_learner, with_cbs(partial(GradientAccumulation, 50))),
-            'trackers': (net_learner, with_cbs(SaveModelCallback, partial(ReduceLROnPlateau, patience=1, min_delta=1.), partial(EarlyStoppingCallback, patience=3, min_delta=.5)))}
+augmented = Task('digits', n_train=100, crop=True, flip=True)
+trackers = with_cbs(SaveModelCallback, partial(ReduceLROnPlateau, patience=1, min_delta=1.),
+                    partial(EarlyStoppingCallback, patience=3, min_delta=.5))
+VARIANTS = {
+    'Adam, BatchNorm, dropout, augmented':
+        (partial(net_learner, task=augmented, opt_func=Adam, norm='batch', dropout=.3), fit),
+    'AdamW of torch, one cycle': (partial(net_learner, opt_func=torch_adamw), one_cycle),
+    'Lookahead, one cycle': (partial(net_learner, opt_func=ranger), one_cycle),
+    'until it stops improving': (net_learner, rounds),
+    'loaders of fastai': (plain_learner, fit),
+    'accumulated': (net_learner, with_cbs(partial(GradientAccumulation, 50))),
+    'trackers': (net_learner, trackers)}
 
 @pytest.mark.parametrize('variant', VARIANTS)
-def test_variants(variant, tmp_path): assert not differences(*whole_and_killed(tmp_path, *VARIANTS[variant], KILLS[:3]))
+def test_variants(variant, tmp_path):
+    assert not differences(*whole_and_killed(tmp_path, *VARIANTS[variant], KILLS[:3]))
 
 # ---------------------------------------------------------------- what is finished, and what the file is
 
@@ -239,4 +267,5 @@ def test_differences_are_found(tmp_path):
     child(tmp_path / 'a', net_learner, fit, ckpt=False)
     child(tmp_path / 'b', net_learner, fit, ckpt=False, again=1)
     found = differences(result(tmp_path / 'a'), result(tmp_path / 'b'))
-    for part in ('model', 'opt', 'values', 'losses', 'log', 'rng'): assert any(o.startswith('.' + part) for o in found), part
+    for part in ('model', 'opt', 'values', 'losses', 'log', 'rng'):
+        assert any(o.startswith('.' + part) for o in found), part

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 import torch
 
-from reinit_nb import __version__, cli, scorecard, sweep
+from reinit_nb import __version__, cli, sweep
+from reinit_nb.claims import scorecard
 from reinit_nb.cli import (
     MARKER,
     STUDIES,
@@ -33,8 +34,9 @@ from reinit_nb.cli import (
     reinit_repro,
     report_parser,
 )
-from reinit_nb.core import ReinitError, Store, load_results
+from reinit_nb.core import ReinitError
 from reinit_nb.models import scnn
+from reinit_nb.store import Store, load_results
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +145,7 @@ def test_runs_from_environment_and_more_seeds(done, monkeypatch, capsys):
     assert reinit_repro(['synthetic', '--out', 'o']) == 130
     assert f'Interrupted: {n} of {n} runs are finished and kept in' in capsys.readouterr().err
     assert reinit_repro(['synthetic', '--out', 'o', '--seeds', '1']) == 130
-    assert re.search(rf'Interrupted: (\d+) of \1 runs', capsys.readouterr().err)                # a first seed is the same seed
+    assert re.search(r'Interrupted: (\d+) of \1 runs', capsys.readouterr().err)                # a first seed is the same seed
 
 # ---------------------------------------------------------------- help
 
@@ -425,16 +427,16 @@ def test_claims_in_120_columns(asked):
     lines = got.out.splitlines()
     at = [i for i, w in enumerate(lines) if re.match(r'  [✅❌➖]', w)]
     assert [re.match(r'  [✅❌➖] (?:holds|does not hold|undecided) +(F\d)', lines[i])[1] for i in at] == [f'F{i}' for i in range(1, 8)]
-    df = scorecard.table(ROOT / 'results', [f'F{i}' for i in range(1, 8)])
+    df = scorecard.judge_claims(ROOT / 'results', [f'F{i}' for i in range(1, 8)])
     for i, (_, r) in zip(at, df.iterrows()):
-        assert scorecard.amount(r) in lines[i] and scorecard.WORDS[r.verdict] in lines[i]
-        assert lines[i + 1].split('; ') == [r.measure, scorecard.counted(r), f'{r["scale"]} scale'] or r.measure in lines[i + 1] and scorecard.counted(r) in lines[i + 1] and lines[i + 1].endswith(f'{r["scale"]} scale')
+        assert scorecard.effect_text(r) in lines[i] and scorecard.VERDICT_WORDS[r.verdict] in lines[i]
+        assert lines[i + 1].split('; ') == [r.measure, scorecard.sample_text(r), f'{r["scale"]} scale'] or r.measure in lines[i + 1] and scorecard.sample_text(r) in lines[i + 1] and lines[i + 1].endswith(f'{r["scale"]} scale')
     assert '7 claims: ' in lines[-1] and 'judging' in got.err
     text = asked('F7').out
     assert max(map(len, text.splitlines())) <= 100 and 'nbs/experiments/spectra.ipynb' in text and 'Experiment 5' in text and 'spectral norm' in text and ' seeds; laptop scale' in ' '.join(text.split())
 
 def test_all_lines_fit():
-    lines = claim_lines(scorecard.kept()).splitlines()
+    lines = claim_lines(scorecard.shipped_scorecard()).splitlines()
     assert max(len(l) + len(re.findall('[✅❌➖]', l)) for l in lines) <= 120 and sum(bool(re.match('  [✅❌➖]', l)) for l in lines) == 42 and ' '.join(' '.join(lines).split()).count(' scale') >= 42
     wide = pd.DataFrame([dict(id=f'C{i}', paper='freezing', short='x' * 44, verdict='❌', value=-218.4, lo=-1e3, hi=1e3, unit='powers of 10', null=0., theirs_value=-100., measure='y' * 50, n=3, counts='seeds', over='settings', scale='laptop') for i in (1, 11)])
     assert max(len(l) + l.count('❌') for l in claim_lines(wide).splitlines()) <= 120
@@ -448,7 +450,7 @@ def installed(tmp_path_factory):
 
 def test_claims_without_results(installed, tmp_path):
     r = call('reinit_claims', '--json', env=installed, cwd=tmp_path)
-    js, k = json.loads(r.stdout), scorecard.kept()
+    js, k = json.loads(r.stdout), scorecard.shipped_scorecard()
     assert r.returncode == 0 and [(o['id'], o['verdict'], o['n']) for o in js['claims']] == list(zip(k.id, k.verdict, k.n)) and js['date'] == k.date[0]
     assert 'there is no folder results/' in r.stderr and k.date[0] in r.stderr and r.stderr.count('\n') == 1
     r = call('reinit_claims', 'R4', '--results', '.', env=installed, cwd=tmp_path)

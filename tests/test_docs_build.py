@@ -22,12 +22,12 @@ build = load(root / '.ci/docs/build.py')
 def translated(md, page='experiments/a.ipynb'):
     cfg = dict(doc_host='https://h.io', doc_baseurl='/r', git_url='https://git/r', branch='main')
     return build.markdown(
-        md, build.Links(page, {'index.ipynb', '32_lw.ipynb', 'experiments/a.ipynb', 'experiments/b.ipynb'}, cfg)
+        md, build.Links(page, {'index.ipynb', '22_lw.ipynb', 'experiments/a.ipynb', 'experiments/b.ipynb'}, cfg)
     )
 
 
 def test_links_are_translated():
-    assert translated('[x](../32_lw.ipynb#a) [y](b.ipynb)') == '[x](../lw.ipynb#a) [y](b.ipynb)'
+    assert translated('[x](../22_lw.ipynb#a) [y](b.ipynb)') == '[x](../lw.ipynb#a) [y](b.ipynb)'
     assert (
         translated('[`L`](https://h.io/r/lw.html#l.m)') == '[`L`](../lw.ipynb#l.m)'
         and translated('[`L`](https://h.io/r/lw.html#l)', 'index.ipynb') == '[`L`](lw.ipynb#l)'
@@ -37,7 +37,7 @@ def test_links_are_translated():
         translated('[l](../../LICENSE)') == '[l](https://git/r/blob/main/LICENSE)'
         and translated('[o](https://h.io/other)') == '[o](https://h.io/other)'
     )
-    assert translated('```\n[x](../32_lw.ipynb)\n```') == '```\n[x](../32_lw.ipynb)\n```'
+    assert translated('```\n[x](../22_lw.ipynb)\n```') == '```\n[x](../22_lw.ipynb)\n```'
     assert (
         translated('[s](https://a.b){target="_blank" style="x:y"}') == '[s](https://a.b)'
         and translated('![i](i.png){width=50%}') == '![i](i.png){width=50%}'
@@ -102,7 +102,7 @@ def test_sidebar_is_translated():
                 'index.ipynb',
                 dict(section='T', contents=['t/a.ipynb']),
                 dict(text='S', href='62_s.ipynb'),
-                dict(section='API', contents=[dict(section='F', contents=['00_core.ipynb', '01_blocks.ipynb'])]),
+                dict(section='API', contents=[dict(section='F', contents=['00_core.ipynb', '03_blocks.ipynb'])]),
             ]
         )
     )
@@ -111,7 +111,7 @@ def test_sidebar_is_translated():
         (('T',), 't/a.ipynb', None),
         ((), '62_s.ipynb', 'S'),
         (('API', 'F'), '00_core.ipynb', None),
-        (('API', 'F'), '01_blocks.ipynb', None),
+        (('API', 'F'), '03_blocks.ipynb', None),
     ]
     trees = build.toctrees(side)
     assert (

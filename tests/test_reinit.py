@@ -7,10 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from reinit_nb.blocks import INITS, FixedNorm, draw, fans
 from reinit_nb.core import ReinitError, Streams
+from reinit_nb.fixed_norm import FixedNorm
+from reinit_nb.init import INITS, draw_weights, fans
 from reinit_nb.reinit import (
-    METHODS,
+    PAPER_METHODS,
+    SCOPES,
+    layerwise_weights,
     lw_schedule,
     mask_channels,
     mask_lowest,
@@ -30,7 +33,8 @@ seeds, fracs = st.integers(0, 2**32), st.floats(0, 1)
 shapes = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple)
 fraction_methods = st.sampled_from(['WELSR', 'DSD', 'WELS'])
 
-def weights(shapes, seed, lead=()): return [torch.randn(*lead, *s, generator=Streams(seed).fork(i).noise) for i, s in enumerate(shapes)]
+def weights(shapes, seed, lead=()):
+    return [torch.randn(*lead, *s, generator=Streams(seed).fork(i).noise) for i, s in enumerate(shapes)]
 
 @given(shapes, seeds, fracs)
 def test_eq1_moves_exactly_the_mask(shape, seed, frac):
@@ -44,26 +48,29 @@ def test_eq1_keeps_what_is_off_the_mask_next_to_infinity():
     new = reinit(w, torch.tensor([False, False, True]), torch.tensor([float('inf'), float('nan'), 2.]))
     assert new.tolist() == [1., 0., 2.] and math.copysign(1, new[1]) == -1
 
-@given(fraction_methods, st.lists(shapes, min_size=1, max_size=3), seeds, fracs, st.sampled_from(['tensor', 'global']), st.integers(0, 3))
+some_shapes = st.lists(shapes, min_size=1, max_size=3)
+
+@given(fraction_methods, some_shapes, seeds, fracs, st.sampled_from(SCOPES), st.integers(0, 3))
 def test_exact_count_and_everything_else_bit_identical(method, shapes, seed, frac, scope, models):
     "models=0: a single network; otherwise a stack of so many"
     streams = [Streams(seed + i) for i in range(models)] or Streams(seed)
     ws = weights(shapes, seed, (models,) if models else ())
     masks = method_masks(method, ws, streams, frac, scope)
     new = redraw(ws, masks, streams)
+    sizes = [math.prod(s) for s in shapes]
     for m in range(models or 1):
-        pick = (lambda t: t[m]) if models else (lambda t: t)
-        counts = [pick(s).sum().item() for s in masks]
-        sizes = [math.prod(s) for s in shapes]
+        member = [(w[m], s[m], n[m]) if models else (w, s, n) for w, s, n in zip(ws, masks, new)]
+        counts = [s.sum().item() for _, s, _ in member]
         if scope == 'tensor': assert counts == [n_redrawn(frac, n) for n in sizes]
         else: assert sum(counts) == n_redrawn(frac, sum(sizes))
-        for w, s, n in zip(ws, masks, new): assert torch.equal(pick(n)[~pick(s)], pick(w)[~pick(s)])
+        for w, s, n in member: assert torch.equal(n[~s], w[~s])
 
 @given(fraction_methods, seeds, st.floats(1e-3, 1e3), fracs)
 def test_masks_do_not_depend_on_the_scale_of_the_weights(method, seed, c, frac):
     ws = weights([(6, 7), (3, 6)], seed)
     for scope in ('tensor', 'global'):
-        a, b = (method_masks(method, [w * f for w in ws], Streams(seed), frac, scope) for f in (1., 2.**round(math.log2(c))))   # a power of two changes no order
+        factor = 2.**round(math.log2(c))   # a power of two changes no order
+        a, b = (method_masks(method, [w * f for w in ws], Streams(seed), frac, scope) for f in (1., factor))
         assert all(map(torch.equal, a, b))
 
 @given(seeds, st.integers(1, 5))
@@ -110,7 +117,7 @@ def test_normalized_output_has_mean_zero_and_deviation_one(seed, mu, sigma):
         out = FixedNorm(mi, si)(zi)
         assert abs(out.mean()) < 1e-8 and abs(out.std(correction=0) - 1) < 1e-8
 
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('method', PAPER_METHODS)
 def test_global_generators_are_untouched(method):
     ws = weights([(6, 7), (3, 6)], 0)
     before = torch.get_rng_state()
@@ -128,11 +135,37 @@ def test_schedule(K, N):
     ks = lw_schedule(K, N)
     assert len(ks) == K * N and list(ks) == sorted(ks) and all(ks.count(k) == N for k in range(1, K + 1))
 
+@given(seeds, st.integers(0, 3), st.integers(1, 4))
+def test_layerwise_weights_of_a_stack_are_those_of_its_members(seed, k, models):
+    ws = weights([(5, 4), (6, 5), (3, 6)], seed, (models,))
+    norms = [norm_of(w, 1) * 2 for w in ws]
+    fresh = weights([(5, 4), (6, 5), (3, 6)][k:], seed + 1, (models,))
+    new = layerwise_weights(ws, k, norms, fresh, lead=1)
+    for m in range(models):
+        one = layerwise_weights([w[m] for w in ws], k, [s[m] for s in norms], [w[m] for w in fresh])
+        for a, b in zip(new, one, strict=True): assert torch.allclose(a[m], b, rtol=1e-6)
+    for a, s in zip(new[:k], norms): assert torch.allclose(norm_of(a, 1), s, rtol=1e-4)
+    for a, b in zip(new[k:], fresh, strict=True): assert torch.equal(a, b)
+
+def test_layerwise_weights_leave_alone_what_has_no_norm():
+    zero, w = torch.zeros(2, 3), torch.ones(2, 3)
+    assert torch.equal(layerwise_weights([zero], 1, [1.])[0], zero)   # has become zero
+    assert torch.equal(layerwise_weights([w], 1, [0.])[0], w)   # was zero at first
+    assert layerwise_weights([w], 1)[0] is w and layerwise_weights([w], 0)[0] is w
+
+NAN = float('nan')
+
 @pytest.mark.parametrize('call, word', [
-    (lambda: mask_lowest(torch.zeros(4), -.1), 'frac'), (lambda: mask_lowest(torch.zeros(4), float('nan')), 'frac'),
-    (lambda: masks_lowest([torch.zeros(4)], .2, scope='layer'), 'scope'), (lambda: draw((3,), gen=Streams(0).init), 'two dimensions'),
-    (lambda: draw((3, 3), 'hee', Streams(0).init), 'he'), (lambda: method_masks('XY', [], Streams(0)), 'Known: BL'),
-    (lambda: method_masks('LW', [torch.zeros(2, 2)], Streams(0), k=2), 'k=2'), (lambda: lw_schedule(0), 'K=0'),
-    (lambda: rescale(torch.full((2, 2), float('nan')), 1.), 'nan'), (lambda: output_stats(torch.full((2, 2), 3.)), 'dead')])
+    (lambda: mask_lowest(torch.zeros(4), -.1), 'frac'),
+    (lambda: mask_lowest(torch.zeros(4), NAN), 'frac'),
+    (lambda: masks_lowest([torch.zeros(4)], .2, scope='layer'), 'scope'),
+    (lambda: draw_weights((3,), gen=Streams(0).init), 'two dimensions'),
+    (lambda: draw_weights((3, 3), 'hee', Streams(0).init), 'he'),
+    (lambda: method_masks('XY', [], Streams(0)), 'Known: BL'),
+    (lambda: method_masks('LW', [torch.zeros(2, 2)], Streams(0), k=2), 'k=2'),
+    (lambda: layerwise_weights([torch.zeros(2, 2)], 2), 'k=2'),
+    (lambda: lw_schedule(0), 'K=0'),
+    (lambda: rescale(torch.full((2, 2), NAN), 1.), 'nan'),
+    (lambda: output_stats(torch.full((2, 2), 3.)), 'dead')])
 def test_wrong_input_is_named(call, word):
     with pytest.raises(ReinitError, match=word): call()

@@ -3,10 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from reinit_nb.claims import r1, r2, r3
-from reinit_nb.core import load_results
-from reinit_nb.reinit import METHODS
-from reinit_nb.study import last_round, table1, table1_recipes, table5, table5_recipes
+from reinit_nb.claims.scorecard import judge
+from reinit_nb.reinit import PAPER_METHODS
+from reinit_nb.store import load_results
+from reinit_nb.studies.synthetic import (
+    last_round,
+    synthetic_table1,
+    synthetic_table5,
+    table1_recipes,
+    table5_recipes,
+)
 
 RESULTS = Path(__file__).parent.parent / 'results'
 
@@ -33,13 +39,14 @@ def test_comparisons_are_compute_matched(runs):
     for df in runs.values(): assert last_round(df).step.nunique() == 1
 
 def test_table1_is_within_three_points_of_the_paper_on_average(runs):
-    t = table1(runs['table1'])
+    t = synthetic_table1(runs['table1'])
     assert len(t) == 18 and t['diff'].abs().mean() <= 3
     wide = t.pivot(index='alpha', columns='method', values='mean')
-    assert (wide.LW > wide.BL).all() and list(METHODS) == list(dict.fromkeys(t.method))
+    assert (wide.LW > wide.BL).all() and list(PAPER_METHODS) == list(dict.fromkeys(t.method))
 
 def test_verdicts_follow_from_the_files(runs):
-    verdicts = r1(runs['table1'], 'laptop'), r2(runs['table1'], 'laptop'), r3(runs['table5'], scale='laptop')
+    verdicts = [judge(i, runs[k], scale='laptop') for i, k in (('R1', 'table1'), ('R2', 'table1'), ('R3', 'table5'))]
     page = (RESULTS.parent / 'nbs/experiments/synthetic.ipynb').read_text(encoding='utf-8')
-    for v in verdicts: assert f'{v.verdict} {v.id} ' in page, f'{v.id} is {v.verdict} by results/, and the experiment shows something else: run it again'
-    assert table5(runs['table5']).n.min() >= 20
+    for v in verdicts:
+        assert f'{v.verdict} {v.id} ' in page, f'{v.id} is {v.verdict} by results/; run the experiment again'
+    assert synthetic_table5(runs['table5']).n.min() >= 20

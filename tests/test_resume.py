@@ -1,4 +1,6 @@
-"Killed and resumed equals never killed: the cases of resume_cases.py, in a process of their own, since torch does not let a process fork that has trained before"
+"""Killed and resumed equals never killed: the cases of resume_cases.py.
+
+They run in a process of their own, since torch does not let a process fork that has trained before."""
 import os
 import re
 import subprocess
@@ -11,6 +13,7 @@ cases = Path(__file__).with_name('resume_cases.py')
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs os.fork')
 def test_killed_and_resumed_equals_never_killed():
-    r = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', str(cases)], cwd=cases.parent, capture_output=True, text=True)
+    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', str(cases)]
+    r = subprocess.run(command, cwd=cases.parent, capture_output=True, text=True)
     assert r.returncode == 0, r.stdout[-6000:] + r.stderr[-2000:]
     assert int(re.search(r'(\d+) passed', r.stdout)[1]) >= 20 and 'skipped' not in r.stdout, r.stdout[-1000:]

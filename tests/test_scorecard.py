@@ -2,93 +2,100 @@
 import json
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from reinit_nb import claims, scorecard
-from reinit_nb.claims import VERDICTS
-from reinit_nb.core import ReinitError, load_results, paper_table, save_results
-from reinit_nb.scorecard import (
-    CLAIMS,
-    COLUMNS,
-    LISTS,
-    LOOKS,
-    PAPERS,
-    WORDS,
-    Results,
+from reinit_nb.claims.scorecard import (
+    PAPER_NAMES,
+    PAPER_TITLES,
+    SCORECARD_COLUMNS,
     all_claims,
-    amount,
-    counted,
-    counts,
-    differ,
-    each,
-    find_results,
-    headline,
-    kept,
-    look,
-    markdown,
-    on_pages,
-    plot_claims,
-    stale,
-    support,
-    table,
-    theirs_for,
-    verdict,
+    distance_from_null,
+    effect_text,
+    get_claim,
+    judge_by_results,
+    judge_claims,
+    pages_that_differ,
+    paper_value,
+    plot_scorecard,
+    sample_text,
+    scorecard_headline,
+    scorecard_markdown,
+    shipped_scorecard,
+    stale_results,
+    verdict_counts,
+    verdicts_on_pages,
 )
+from reinit_nb.claims.verdict import VERDICT_WORDS, VERDICTS
+from reinit_nb.core import ReinitError
+from reinit_nb.store import load_results, paper_table, save_results
+from reinit_nb.studies.common import Look, all_studies, find_results, flatten_recipes, get_study
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / 'results', ROOT / 'nbs'
+FILES = [k for s in all_studies().values() for k in s.files]
+LAWS = next(k for k in get_study('spectra').files if k.endswith('_laws'))
+PAGE = 'nbs/75_claims.scorecard.ipynb'
+AGAIN = 'python -c "from reinit_nb.claims.scorecard import write_scorecard; write_scorecard()"'
 IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7)) for i in range(1, n + 1)]
 
 @pytest.fixture(scope='module')
-def df(): return table(RESULTS)
+def df(): return judge_claims(RESULTS)
 
 @pytest.fixture(scope='module')
-def pages(): return on_pages(PAGES)
+def pages(): return verdicts_on_pages(PAGES)
 
 # ---------------------------------------------------------------- complete
 
-def test_every_claim_has_a_row_and_a_function():
+def test_every_claim_has_a_row_a_record_and_a_study():
     t = all_claims()
-    assert list(t.id) == IDS and list(CLAIMS) == IDS
-    assert set(t.paper) == set(PAPERS) and t[['short', 'claim', 'where', 'direction', 'notebook']].notna().all(axis=None)
+    assert list(t.id) == IDS
+    assert set(t.paper) == set(PAPER_NAMES) == set(PAPER_TITLES)
+    assert t[['short', 'claim', 'where', 'direction', 'notebook']].notna().all(axis=None)
     assert (t.short.str.len() <= 44).all() and t.claim.is_unique and t.short.is_unique
+    for o in t.itertuples():
+        study = get_study(get_claim(o.id).study)
+        assert o.id in study.claims and study.paper == o.paper and study.page == o.notebook
+    assert sorted(i for s in all_studies().values() for i in s.claims) == sorted(IDS)
+
+def test_no_record_of_a_claim_is_forgotten():
+    modules = [import_module(f'reinit_nb.claims.{k}') for k in ('reinit', 'frozen', 'freezing', 'spectra')]
+    assert sorted(c.id for m in modules for c in m.CLAIMS) == sorted(IDS)
 
 def outputs(f):
     "All markdown that the cells of a notebook have shown"
     cells = json.loads(Path(f).read_text(encoding='utf-8'))['cells']
-    return '\n'.join(''.join(o['data'].get('text/markdown', '')) for c in cells for o in c.get('outputs', []) if 'data' in o)
+    shown = [o['data'] for c in cells for o in c.get('outputs', []) if 'data' in o]
+    return '\n'.join(''.join(o.get('text/markdown', '')) for o in shown)
 
 def test_the_scorecard_page_shows_the_scorecard(df):
     "Its outputs are committed: a sign, a number or the headline that was changed by hand, or is old, is found"
-    said = outputs(ROOT / 'nbs/62_scorecard.ipynb')
-    assert markdown(df) in said, 'run nbs/62_scorecard.ipynb again'
-    assert headline(df) in said, 'run nbs/62_scorecard.ipynb again'
-    for old in re.findall(r'\d+ claims: [^*\n]*', said): assert old == headline(df), f'the page also says {old!r}'
+    said = outputs(ROOT / PAGE)
+    assert scorecard_markdown(df) in said, f'run {PAGE} again'
+    assert scorecard_headline(df) in said, f'run {PAGE} again'
+    for old in re.findall(r'\d+ claims: [^*\n]*', said):
+        assert old == scorecard_headline(df), f'the page also says {old!r}'
 
 def test_the_scorecard_page_begins_with_the_outcome():
-    cells = json.loads((ROOT / 'nbs/62_scorecard.ipynb').read_text(encoding='utf-8'))['cells']
-    src = [''.join(c['source']) for c in cells]
-    first = {k: next(i for i, s in enumerate(src) if k in s) for k in ('card.headline(', 'card.plot_claims(', 'card.markdown(', '## How it is computed', 'def ')}
-    assert list(first) == sorted(first, key=first.get)                                # and only then the first function
-    for k in ('card.headline(', 'card.plot_claims(', 'card.markdown('): assert src[first[k]].startswith('#| echo: false')
+    src = [''.join(c['source']) for c in json.loads((ROOT / PAGE).read_text(encoding='utf-8'))['cells']]
+    shown = ('card.scorecard_headline(', 'card.plot_scorecard(', 'card.scorecard_markdown(')
+    first = {k: next(i for i, s in enumerate(src) if k in s) for k in (*shown, '## How it is computed', 'def ')}
+    assert list(first) == sorted(first, key=first.get)   # and only then the first function
+    for k in shown: assert src[first[k]].startswith('#| echo: false')
 
 def test_other_pages_say_the_same(df, pages):
     "Explanations and the landing page are computed, too, and go stale"
     told = pages[pages.notebook.str.startswith('explanations/')]
-    assert set(told.id) == set(IDS) and (told.shown != '').all()                         # all claims, with their numbers
-    want = {scorecard.TITLES[k]: tuple(int(o[v]) for v in VERDICTS) for k, o in counts(df).iterrows()}
+    assert set(told.id) == set(IDS) and (told.shown != '').all()   # all claims, with their numbers
+    want = {PAPER_TITLES[k]: tuple(int(o[v]) for v in VERDICTS) for k, o in verdict_counts(df).iterrows()}
     for text in (outputs(ROOT / 'nbs/index.ipynb'), (ROOT / 'README.md').read_text(encoding='utf-8')):
-        said = {k: tuple(map(int, n)) for k, *n in re.findall(r'^\| \[([^]]+)\]\([^)]*\) \| (\d+) \| (\d+) \| (\d+) \|$', text, re.M)}
+        rows = re.findall(r'^\| \[([^]]+)\]\([^)]*\) \| (\d+) \| (\d+) \| (\d+) \|$', text, re.M)
+        said = {k: tuple(map(int, n)) for k, *n in rows}
         assert said == want and f'{len(df)} claims' in text, 'run nbs/index.ipynb again, then make readme'
-
-def test_every_judge_is_registered():
-    "A function of `claims` that no scorecard calls would be forgotten"
-    judges = {k.upper() for k in claims.__all__ if re.fullmatch(r'[rzcf]\d+', k)}
-    assert judges == set(IDS)
 
 def test_every_claim_is_on_the_page_that_it_names(pages):
     for c in all_claims().itertuples():
@@ -99,37 +106,50 @@ def test_the_papers_numbers_are_numbers():
     for c in all_claims().itertuples():
         for o in filter(None, c.marks.split('; ')): assert re.fullmatch(r'.+: -?\d+(\.\d+)?', o), f'{c.id}: {o}'
         if c.marks: assert c.theirs, c.id
-    assert theirs_for('', 'anything') != theirs_for('', 'anything') and theirs_for('a: 1; ab: 2; x: 3', 'ab') == 2
+    assert paper_value('', 'anything') != paper_value('', 'anything') and paper_value('a: 1; ab: 2; x: 3', 'ab') == 2
 
 def theirs_again():
     "The papers' numbers of claims that rest on a table of theirs, from that table: id → numbers as in `marks`"
     t1 = paper_table('reinit_table1').pivot(index='alpha', columns='method', values='accuracy')
     best = paper_table('reinit_table5').groupby('method').accuracy.max() * 100
     t2 = paper_table('reinit_table2')
-    t2 = t2[~t2.setting.str.contains('dropout')].pivot(index=['setting', 'dataset', 'arch'], columns='method', values='accuracy')
+    t2 = t2[~t2.setting.str.contains('dropout')]
+    t2 = t2.pivot(index=['setting', 'dataset', 'arch'], columns='method', values='accuracy')
     f = paper_table('freezing_table').assign(gap=lambda o: o.frozen - o.unfrozen)
     gap = f[f.measure == 'test accuracy'].set_index(['sweep', 'value', 'dataset']).gap
-    sep = {(k, v): f[(f.measure == f'{k} separability') & (f.value == v)].sort_values('layer').iloc[[0, -1]] for k in ('train', 'test') for v in ('epoch 0', 'epoch 100') if ((f.measure == f'{k} separability') & (f.value == v)).any()}
-    acc, hess = paper_table('fourier_accuracy'), paper_table('fourier_hessian').query("data=='1-D signals' and network=='Gaussian'").set_index('bandwidth')
+    def layers(part, value): return f[(f.measure == f'{part} separability') & (f.value == value)].sort_values('layer')
+    start = layers('test', 'epoch 0').frozen
+    acc, hess = paper_table('fourier_accuracy'), paper_table('fourier_hessian')
+    hess = hess[(hess.data == '1-D signals') & (hess.network == 'Gaussian')].set_index('bandwidth')
     cifar = ('cifar100', 'cifar10')
     rivals = {a: (r.drop('LW').idxmax(), r.LW - r.drop('LW').max()) for a, r in t1.iterrows()}
-    return dict(R1={m: t1[m][1] - t1.BL[1] for m in ('WELSR', 'WELS', 'FC', 'LW')}, R2={f'{m} at α={a:g}': v for a, (m, v) in rivals.items()},
-                R3={m: best[m] - best.Baseline for m in ('Rescaling', 'LW')}, R6={'LW − BL': (t2.LW - t2.BL).mean()},
-                C1={**{d: gap['default', 'default', d] for d in cifar}, 'mnist': -gap['default', 'default', 'mnist']},
-                C3={'cifar10': sep['test', 'epoch 0'].frozen.diff().iloc[-1]}, C4={'training images': -sep['train', 'epoch 100'].gap.iloc[-1], 'test images': sep['test', 'epoch 100'].gap.iloc[-1]},
-                C5={f'{d} R={k}': gap['depth', k, d] for d in cifar for k in ('5', '8')}, C6={'gap': gap['depth', '8', 'cifar10'] - gap['depth, skips', '8', 'cifar10']},
-                C7={d: (gap['width', '1024', d] - gap['width', '32', d]) / 5 for d in cifar}, C8={d: gap['position', 'front', d] for d in (*cifar, 'mnist')},
-                C9={k: gap['default', 'default', 'cifar10'] - gap['regularizer', k, 'cifar10'] for k in ('BatchNorm', 'dropout .1')},
+    main = gap['default', 'default', 'cifar10']
+    return dict(R1={m: t1[m][1] - t1.BL[1] for m in ('WELSR', 'WELS', 'FC', 'LW')},
+                R2={f'{m} at α={a:g}': v for a, (m, v) in rivals.items()},
+                R3={m: best[m] - best.Baseline for m in ('Rescaling', 'LW')},
+                R6={'LW − BL': (t2.LW - t2.BL).mean()},
+                C1={d: gap['default', 'default', d] for d in cifar} | {'mnist': -gap['default', 'default', 'mnist']},
+                C3={'cifar10': start.iloc[-1] - start.iloc[0]},
+                C4={'training images': -layers('train', 'epoch 100').gap.iloc[-1],
+                    'test images': layers('test', 'epoch 100').gap.iloc[-1]},
+                C5={f'{d} R={k}': gap['depth', k, d] for d in cifar for k in ('5', '8')},
+                C6={'gap': gap['depth', '8', 'cifar10'] - gap['depth, skips', '8', 'cifar10']},
+                C7={d: (gap['width', '1024', d] - gap['width', '32', d]) / 5 for d in cifar},
+                C8={d: gap['position', 'front', d] for d in (*cifar, 'mnist')},
+                C9={k: main - gap['regularizer', k, 'cifar10'] for k in ('BatchNorm', 'dropout .1')},
                 F5={'none − random': acc[acc.dataset == 'CIFAR-10'].eval('random_start-high_bandwidth').mean()},
-                F7={k: np.log10(hess[c]['low'] / hess[c]['high']) for k, c in (('trace', 'trace'), ('largest eigenvalue', 'spectral_norm'))})
+                F7={'trace': np.log10(hess.trace['low'] / hess.trace['high']),
+                    'largest eigenvalue': np.log10(hess.spectral_norm['low'] / hess.spectral_norm['high'])})
 
 def test_the_papers_numbers_are_those_of_its_tables():
-    listed = {c.id: {k: float(v) for k, v in (o.rsplit(': ', 1) for o in c.marks.split('; '))} for c in all_claims().itertuples() if c.marks}
+    def numbers(marks): return {k: float(v) for k, v in (o.rsplit(': ', 1) for o in marks.split('; '))}
+    listed = {c.id: numbers(c.marks) for c in all_claims().itertuples() if c.marks}
     again = theirs_again()
     assert set(again) == set(listed) - {'R9'}                                            # R9 is read off a figure
     for i, marks in again.items():
         assert set(marks) == set(listed[i]), i
-        for k, v in marks.items(): assert round(abs(v - listed[i][k]), 6) <= (.0051 if i == 'F7' else .051), (i, k, v, listed[i][k])
+        near = .0051 if i == 'F7' else .051
+        for k, v in marks.items(): assert round(abs(v - listed[i][k]), 6) <= near, (i, k, v, listed[i][k])
 
 def test_the_papers_words_have_the_same_numbers():
     "`theirs` is for people, `marks` for axes: each mark stands in the words, but for those that are computed from them"
@@ -142,37 +162,38 @@ def test_the_papers_words_have_the_same_numbers():
 def test_what_n_counts(df):
     t = all_claims()
     assert set(t.counts) == {'seeds', 'experiments', 'draws', 'simulated problems', 'networks', 'dichotomies'}
-    for _, r in df.iterrows(): assert r.n == 0 or re.fullmatch(r'[\d,]+ [a-z ]+(, interval over .+)?', counted(r)), counted(r)
-    said = df.set_index('id').apply(counted, axis=1)
-    assert said['R1'] == f'{df.n[0]} seeds' and said['R6'].endswith('seeds, interval over settings') and said['Z10'] == '1 network'
+    said = df.set_index('id').apply(sample_text, axis=1)
+    assert (df.n > 0).all() and said.str.fullmatch(r'[\d,]+ [a-z ]+(, interval over .+)?').all()
+    assert said['R1'] == f'{df.n[0]} seeds'
+    assert said['R6'].endswith('seeds, interval over settings')
+    assert said['Z10'] == '1 network'
 
 def test_one_sentence_for_each_claim(df):
-    "Functions have a wording of their own; what the scorecard gives has that of the list"
-    res = Results(RESULTS)
-    for i in ('R4', 'F4'): assert verdict(i, res).claim == all_claims().set_index('id').claim[i] == df.set_index('id').claim[i]
+    for i in ('R4', 'F4'): assert judge_by_results(i, RESULTS).claim == all_claims().set_index('id').claim[i]
 
 def test_the_table_in_the_package_is_the_table(df):
-    k = kept()
-    assert list(k.columns) == [*COLUMNS, 'date'] and k.date.nunique() == 1
+    k = shipped_scorecard()
+    assert list(k.columns) == [*SCORECARD_COLUMNS, 'date'] and k.date.nunique() == 1
     newest = max(str(load_results(f)['date'].max())[:10] for f in RESULTS.glob('*_laptop.csv'))
-    assert k.date[0] == newest, 'python -c "from reinit_nb.scorecard import keep; keep()"'
-    for c in COLUMNS:
-        if pd.api.types.is_numeric_dtype(df[c]): np.testing.assert_allclose(k[c].astype(float), df[c].astype(float), rtol=1e-5, err_msg=f'{c}: call scorecard.keep()')
-        else: assert k[c].tolist() == df[c].fillna('').tolist(), f'{c}: python -c "from reinit_nb.scorecard import keep; keep()"'
+    assert k.date[0] == newest, AGAIN
+    for c in SCORECARD_COLUMNS:
+        if pd.api.types.is_numeric_dtype(df[c]):
+            np.testing.assert_allclose(k[c].astype(float), df[c].astype(float), rtol=1e-5, err_msg=f'{c}: {AGAIN}')
+        else: assert k[c].tolist() == df[c].fillna('').tolist(), f'{c}: {AGAIN}'
 
 # ---------------------------------------------------------------- in step
 
 def test_pages_say_what_the_results_say(df, pages):
-    bad = differ(df, pages)
+    bad = pages_that_differ(df, pages)
     assert not len(bad), f'pages and results disagree; run the experiments again:\n{bad.to_string()}'
 
 def test_results_are_not_older_than_their_recipes():
-    t = stale(RESULTS)
+    t = stale_results(RESULTS)
     assert not t.stale.any(), f'recipes have changed since these were recorded:\n{t[t.stale].to_string()}'
-    assert list(t.file) == list(LISTS)
+    assert list(t.file) == FILES
 
 def test_every_file_of_results_has_its_lists():
-    assert {f.name for f in RESULTS.glob('*.csv')} == {f'{k}_laptop.csv' for k in LISTS}, 'name the recipes of a new file in scorecard.LISTS'
+    assert {f.name for f in RESULTS.glob('*.csv')} == {f'{k}_laptop.csv' for k in FILES}, 'name a new file in its Study'
 
 def test_claims_of_today_are_judged_at_laptop_scale(df):
     assert (df.n > 0).all(), f'not judged: {", ".join(df.id[df.n==0])}; run their experiments again'
@@ -184,7 +205,7 @@ def copied(tmp_path, *names):
 
 def test_a_page_that_says_something_else_is_found(df, tmp_path):
     shutil.copytree(PAGES, tmp_path / 'nbs', ignore=shutil.ignore_patterns('.*', '_*', 'images'))
-    before = {(o.id, o.notebook) for o in differ(df, on_pages(PAGES)).itertuples()}
+    before = {(o.id, o.notebook) for o in pages_that_differ(df, verdicts_on_pages(PAGES)).itertuples()}
     def change(name, f):
         text = (tmp_path / 'nbs' / name).read_text(encoding='utf-8')
         new = f(text)
@@ -192,36 +213,46 @@ def test_a_page_that_says_something_else_is_found(df, tmp_path):
         (tmp_path / 'nbs' / name).write_text(new, encoding='utf-8')
     def other(v): return '❌' if v != '❌' else '✅'
     d = df.set_index('id')
-    change('experiments/synthetic.ipynb', lambda s: s.replace(f'{d.verdict["R1"]} R1 ', f'{other(d.verdict["R1"])} R1 ', 1))
+    r1 = d.verdict['R1']
+    change('experiments/synthetic.ipynb', lambda s: s.replace(f'{r1} R1 ', f'{other(r1)} R1 ', 1))
     change('experiments/freezing.ipynb', lambda s: re.sub(r'C2\b', 'C99', s))
-    change('62_scorecard.ipynb', lambda s: re.sub(rf'(\| \[F4\][^\n]*\| ){d.verdict["F4"]}', rf'\g<1>{other(d.verdict["F4"])}', s, count=1))
-    change('explanations/reinit.ipynb', lambda s: re.sub(r'(\| \[R3\][^\n]*: )\+\d+\.\d', r'\g<1>+99.9', s, count=1))     # the sign is right, the number is not
-    got = differ(df, on_pages(tmp_path / 'nbs'))
+    f4 = d.verdict['F4']
+    change('75_claims.scorecard.ipynb',
+           lambda s: re.sub(rf'(\| \[F4\][^\n]*\| ){f4}', rf'\g<1>{other(f4)}', s, count=1))
+    change('explanations/reinit.ipynb',   # the sign is right, the number is not
+           lambda s: re.sub(r'(\| \[R3\][^\n]*: )\+\d+\.\d', r'\g<1>+99.9', s, count=1))
+    got = pages_that_differ(df, verdicts_on_pages(tmp_path / 'nbs'))
     new = {(o.id, o.notebook) for o in got.itertuples()} - before
-    assert new == {('R1', 'experiments/synthetic.ipynb'), ('C2', 'experiments/freezing.ipynb'), ('F4', '62_scorecard.ipynb'), ('R3', 'explanations/reinit.ipynb')}
-    assert got[got.id == 'C2'].page.tolist()[:1] == ['nothing'] and got[(got.id == 'R3') & (got.notebook == 'explanations/reinit.ipynb')].page.item() == f'not {amount(d.loc["R3"])}'
+    assert new == {('R1', 'experiments/synthetic.ipynb'), ('C2', 'experiments/freezing.ipynb'),
+                   ('F4', '75_claims.scorecard.ipynb'), ('R3', 'explanations/reinit.ipynb')}
+    assert got[got.id == 'C2'].page.tolist()[:1] == ['nothing']
+    r3 = got[(got.id == 'R3') & (got.notebook == 'explanations/reinit.ipynb')]
+    assert r3.page.item() == f'not {effect_text(d.loc["R3"])}'
 
 def test_old_results_are_found(tmp_path):
-    for n in LISTS: copied(tmp_path, n)
-    f = tmp_path / 'waves_laws_laptop.csv'
+    for n in FILES: copied(tmp_path, n)
+    f = tmp_path / f'{LAWS}_laptop.csv'
     d = load_results(f)
     old = d.recipe.iloc[0]
     save_results(d.assign(recipe=d.recipe.replace(old, '0123456789abcdef')), f)
-    t = stale(tmp_path).set_index('file')
-    assert t.stale[t.stale].index.tolist() == ['waves_laws'] and t.missing['waves_laws'] == t.unknown['waves_laws'] == 1
+    t = stale_results(tmp_path).set_index('file')
+    assert t.stale[t.stale].index.tolist() == [LAWS]
+    assert t.missing[LAWS] == t.unknown[LAWS] == 1
 
 # ---------------------------------------------------------------- numbers
 
 def test_numbers_and_verdicts_agree(df):
     "Where an interval lies on one side, the verdict is not on the other; where it does not, the verdict has a reason"
-    s = support(df).set_index('id')
+    s = distance_from_null(df).set_index('id')
     assert not ((s.left > 0) & (s.verdict == '❌')).any() and not ((s.right < 0) & (s.verdict == '✅')).any()
     loose = s[(s.left <= 0) & (s.right >= 0)]
-    assert set(loose.id[loose.verdict != '➖'] if 'id' in loose else loose.index[loose.verdict != '➖']) <= {'R2'}   # a tie is enough for R2
+    assert set(loose.index[loose.verdict != '➖']) <= {'R2'}   # a tie is enough for R2
 
 def test_effects_lie_in_their_intervals(df):
     d = df.dropna(subset=['lo', 'hi'])
-    assert len(d) >= 38 and ((d.lo <= d.value + 1e-9) & (d.value <= d.hi + 1e-9)).all() and (d.unit != '').all() and (d.measure != '').all()
+    assert len(d) >= 38
+    assert ((d.lo <= d.value + 1e-9) & (d.value <= d.hi + 1e-9)).all()
+    assert (d.unit != '').all() and (d.measure != '').all()
     assert set(df.id[df.lo.isna()]) == {'Z1', 'Z10'}
 
 def test_some_numbers_computed_another_way(df):
@@ -231,76 +262,96 @@ def test_some_numbers_computed_another_way(df):
     gain = end.drop(columns=['BL', 'DSD']).sub(end.BL, axis=0)
     low = gain.columns[np.argmin(gain.mean() / gain.std())]
     assert d.measure['R1'] == f'{low} − BL at α=1' and np.isclose(d.value['R1'], gain[low].mean(), atol=1e-3)
-    s = load_results(RESULTS / 'frozen_sparse_laptop.csv')
+    s = get_study('frozen_weights').load(RESULTS).part('sparse')
     m = s[s.kind != 'none'].groupby('kind').test_acc.mean() * 100
     a, b = d.measure['Z5'].split(' − ')
     assert np.isclose(d.value['Z5'], m[a] - m[b], atol=1e-3)
-    c = load_results(RESULTS / 'frozen_imagenet_laptop.csv')
+    c = get_study('frozen_weights').load(RESULTS).part('imagenet')
     assert d.value['Z10'] == c[c.cutoff == .01].frozen.min()
 
-def test_verdicts_are_those_of_the_functions(df):
-    res = Results(RESULTS)
+def test_verdicts_are_those_of_single_claims(df):
     for i in ('R4', 'Z2', 'F4'):
-        v, r = verdict(i, res), df.set_index('id').loc[i]
+        v, r = judge_by_results(i, RESULTS), df.set_index('id').loc[i]
         assert (v.verdict, v.n, v.measured) == (r.verdict, r.n, r.measured) and v.id == i
 
-def test_looks_measured_anew_are_what_is_recorded():
-    t = scorecard.measure(look('frozen_eigenvalues', 'laptop'))
-    f = load_results(RESULTS / 'frozen_eigenvalues_laptop.csv')
-    assert list(t.recipe) == list(f.recipe) and list(t.eigenvalues.astype(str)) == list(f.eigenvalues.astype(str)) and (t.equal == f.equal).all()
+def test_eigenvalues_measured_again_are_those_recorded():
+    study = get_study('frozen_weights')
+    source = next(f for f in study.files.values() if 'eigenvalues' in f.lists('laptop'))
+    recipe, = source.lists('laptop')['eigenvalues']
+    again, recorded = source.measure(recipe), study.load(RESULTS).part('eigenvalues')
+    assert set(recorded.recipe) == {recipe.hash}
+    assert list(again.eigenvalues.astype(str)) == list(recorded.eigenvalues.astype(str))
+    assert (again.equal == recorded.equal).all()
 
 # ---------------------------------------------------------------- tables and figure
 
 def test_headline_counts(df):
-    text = headline(df)
+    text = scorecard_headline(df)
     n = df.verdict.value_counts()
-    assert text.startswith('42 claims: ' + ', '.join(f'{n.get(k, 0)} {k}' for k in VERDICTS)) and counts(df).to_numpy().sum() == 42
+    assert text.startswith('42 claims: ' + ', '.join(f'{n.get(k, 0)} {k}' for k in VERDICTS))
+    assert verdict_counts(df).to_numpy().sum() == 42
 
 def test_markdown_names_every_claim(df):
-    text = markdown(df, '../')
-    for r in df.itertuples(): assert f'[{r.id}](../{r.notebook}) | ' + r.claim.replace('|', r'\|') + f' | {r.verdict} {WORDS[r.verdict]} |' in text
+    text = scorecard_markdown(df, '../')
+    for r in df.itertuples():
+        claim = r.claim.replace('|', r'\|')
+        assert f'[{r.id}](../{r.notebook}) | {claim} | {r.verdict} {VERDICT_WORDS[r.verdict]} |' in text
     assert 'nan' not in text and len(re.findall(r'\| (?:laptop|paper) \|$', text, re.M)) == 42
 
-def test_amounts():
-    row = lambda **kw: pd.Series(dict(value=1.234, lo=-.5, hi=3., unit='points', null=0., n=3) | kw)
-    assert amount(row()) == '+1.23 [−0.50, +3.00] points' and amount(row(value=94.12, lo=71.3, hi=99.9, unit='%', null=50.)) == '94.1 [71.3, 99.9]%'
-    assert amount(row(lo=np.nan, hi=np.nan, unit='filters', value=0., null=np.nan)) == '0 filters' and amount(row(value=np.nan)) == 'no number' and amount(row(value=np.nan, n=0)) == 'not judged'
+def test_effects_as_text():
+    def text(**kw):
+        row = dict(value=1.234, lo=-.5, hi=3., unit='points', null=0., n=3) | kw
+        return effect_text(pd.Series(row))
+    assert text() == '+1.23 [−0.50, +3.00] points'
+    assert text(value=94.12, lo=71.3, hi=99.9, unit='%', null=50.) == '94.1 [71.3, 99.9]%'
+    assert text(lo=np.nan, hi=np.nan, unit='filters', value=0., null=np.nan) == '0 filters'
+    assert text(value=np.nan) == 'no number'
+    assert text(value=np.nan, n=0) == 'not judged'
 
 def test_figure_shows_every_claim(df):
     import matplotlib.pyplot as plt
-    axs = plot_claims(df)
+    axs = plot_scorecard(df)
     labels = [t.get_text() for ax in axs for t in ax.get_yticklabels()]
     assert len(axs) == 4 and [t.split()[-1] for t in labels] == IDS
     texts = {t.get_text() for ax in axs for t in ax.texts}
-    for _, r in df.iterrows(): assert amount(r) in texts
+    for _, r in df.iterrows(): assert effect_text(r) in texts
     plt.close(axs[0].figure)
-    one = plot_claims(df[df.paper == 'fourier'])
+    one = plot_scorecard(df[df.paper == 'fourier'])
     assert len(one) == 1
     plt.close(one[0].figure)
 
 # ---------------------------------------------------------------- some claims, other folders, wrong input
 
 def test_some_claims_need_their_files_only(tmp_path):
-    t = table(copied(tmp_path, 'synthetic'), ['R3', 'R1'])
+    t = judge_claims(copied(tmp_path, 'synthetic'), ['R3', 'R1'])
     assert list(t.id) == ['R1', 'R3']
-    with pytest.raises(ReinitError, match='reinit_cnn_laptop.csv is missing'): table(tmp_path, ['R6'], strict=True)
-    t = table(tmp_path, ['R1', 'R6'])                                            # the others are still told
-    assert list(t.verdict)[1] == '➖' and list(t.n)[1] == 0 and 'not judged' in t.measured[1] and t.verdict[0] in VERDICTS and '1 of them not judged' in headline(t)
+    with pytest.raises(ReinitError, match='reinit_cnn_laptop.csv is missing'):
+        judge_claims(tmp_path, ['R6'], strict=True)
+    t = judge_claims(tmp_path, ['R1', 'R6'])                                            # the others are still told
+    assert t.verdict[1] == '➖' and t.n[1] == 0 and 'not judged' in t.measured[1]
+    assert t.verdict[0] in VERDICTS and t.n[0] > 0
+    assert '1 of them not judged' in scorecard_headline(t)
 
-def test_wrong_input(tmp_path):
-    for f, says in ((lambda: table(RESULTS, ['R99']), 'is not known'), (lambda: find_results(tmp_path), 'there are no results'), (lambda: find_results(tmp_path / 'none'), 'there are no results'),
-                   (lambda: Results(RESULTS, 'big'), 'is not known'), (lambda: verdict('x', RESULTS), 'is not known'), (lambda: look('x'), 'is not known')):
-        with pytest.raises(ReinitError, match=says): f()
+@pytest.mark.parametrize('call, says', [
+    (lambda d: judge_claims(RESULTS, ['R99']), 'is not known'),
+    (lambda d: find_results(d), 'there are no results'),
+    (lambda d: find_results(d / 'none'), 'there are no results'),
+    (lambda d: get_study('synthetic').load(RESULTS, 'big'), 'is not known'),
+    (lambda d: judge_by_results('x', RESULTS), 'is not known'),
+    (lambda d: get_study('x'), 'is not known'),
+    (lambda d: get_study('synthetic').load(RESULTS).part('x'), 'is not known')])
+def test_wrong_input(call, says, tmp_path):
+    with pytest.raises(ReinitError, match=says): call(tmp_path)
 
 def test_results_of_another_time_are_refused(tmp_path):
-    f = copied(tmp_path, 'waves_laws') / 'waves_laws_laptop.csv'
+    f = copied(tmp_path, LAWS) / f'{LAWS}_laptop.csv'
     save_results(load_results(f).assign(recipe='0123456789abcdef'), f)
-    with pytest.raises(ReinitError, match='lacks 9 of 9 runs of the recipes of today'): verdict('F4', tmp_path)
+    with pytest.raises(ReinitError, match='lacks 9 of 9 runs of the recipes of today'): judge_by_results('F4', tmp_path)
 
 def test_a_part_of_a_list_is_not_judged(tmp_path):
-    f = copied(tmp_path, 'waves_laws') / 'waves_laws_laptop.csv'
+    f = copied(tmp_path, LAWS) / f'{LAWS}_laptop.csv'
     save_results(load_results(f)[:2], f)
-    t = table(tmp_path, ['F4'])
+    t = judge_claims(tmp_path, ['F4'])
     assert t.verdict[0] == '➖' and t.n[0] == 0 and 'lacks 7 of 9 runs' in t.measured[0]
 
 def test_results_are_found_from_elsewhere(tmp_path, monkeypatch):
@@ -308,5 +359,5 @@ def test_results_are_found_from_elsewhere(tmp_path, monkeypatch):
     assert find_results() == RESULTS
 
 def test_every_recipe_once():
-    a, b = look('cover', 'laptop'), look('frozen_flow', 'laptop')
-    assert each([a, b, a]) == [a, b] and each(dict(x=[a], y=dict(z=[b, a]))) == [a, b] and set(LOOKS) <= set(LISTS)
+    a, b = Look('cover', 400), Look('frozen_flow', 400)
+    assert flatten_recipes([a, b, a]) == [a, b] and flatten_recipes(dict(x=[a], y=dict(z=[b, a]))) == [a, b]

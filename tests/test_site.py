@@ -270,9 +270,9 @@ def test_printed_text_fits_its_column(visits):
     for o in (
         'experiments/synthetic.ipynb',
         'experiments/reinit_cnn.ipynb',
-        '60_claims.ipynb',
-        '65_digest.ipynb',
-        '70_cli.ipynb',
+        '70_claims.verdict.ipynb',
+        '81_report.page.ipynb',
+        '90_cli.ipynb',
     ):
         assert visits[o]['printed'], f'{o} prints nothing any more'
 

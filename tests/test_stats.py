@@ -10,17 +10,34 @@ from hypothesis import strategies as st
 from scipy import stats as sps
 from sklearn.tree import DecisionTreeClassifier
 
-from reinit_nb.claims import FEATURES, designs, r4, r5, scorecard
-from reinit_nb.core import ReinitError, paper_table
-from reinit_nb.reinit import METHODS
-from reinit_nb.stats import bootstrap, decision_tree, holm, interval, left_out, pairwise, sign_test, stars
+from reinit_nb.claims.scorecard import judge
+from reinit_nb.claims.verdict import verdict_table
+from reinit_nb.core import ReinitError
+from reinit_nb.reinit import PAPER_METHODS
+from reinit_nb.stats import (
+    bootstrap,
+    decision_tree,
+    format_interval,
+    holm,
+    leave_group_out,
+    mean_interval,
+    paired_differences,
+    pairwise,
+    sign_test,
+    stars,
+)
+from reinit_nb.store import paper_table
+from reinit_nb.studies.reinit_tables import TREE_FEATURES, experiment_designs
 
-quick = settings(max_examples=25, deadline=None)
-columns = st.integers(5, 14).flatmap(lambda n: st.lists(st.lists(st.integers(0, 6), min_size=n, max_size=n), min_size=2, max_size=4))
+quick = settings(max_examples=15, deadline=None)
+
+def column(n): return st.lists(st.integers(0, 6), min_size=n, max_size=n)
+columns = st.integers(5, 14).flatmap(lambda n: st.lists(column(n), min_size=2, max_size=4))
 
 def tidy(cols, **kw):
     "Method A, B, … over settings 0, 1, …"
-    return pd.DataFrame([dict(method='ABCD'[i], setting=j, acc=float(v)) | kw for i, c in enumerate(cols) for j, v in enumerate(c)])
+    rows = [dict(method=m, setting=j, acc=float(v)) | kw for m, c in zip('ABCD', cols) for j, v in enumerate(c)]
+    return pd.DataFrame(rows)
 
 def table(df, **kw): return pairwise(df, 'acc', on='setting', **kw).set_index(['a', 'b'])
 
@@ -41,7 +58,8 @@ def test_sign_test_properties(d):
     assert sign_test(d) == pytest.approx(sign_test(-d))
     assert sign_test(d, 'greater') <= sign_test(d) + 1e-12 or (d > 0).sum() <= (d < 0).sum()
     n, k = (d != 0).sum(), (d > 0).sum()
-    if n: assert sign_test(d, 'greater') + sign_test(-d, 'greater') == pytest.approx(1 + comb(int(n), int(k)) / 2**int(n))
+    both = sign_test(d, 'greater') + sign_test(-d, 'greater')
+    if n: assert both == pytest.approx(1 + comb(int(n), int(k)) / 2**int(n))
     if n == 2 * k: assert sign_test(d) == 1
 
 @quick
@@ -54,6 +72,28 @@ def test_holm_is_monotone_and_blind_to_order(p, rnd):
     assert (np.diff(h[np.argsort(p, kind='stable')]) >= -1e-12).all()
     assert h.min() == pytest.approx(min(1, len(p) * min(p)))
 
+def test_holm_by_hand():
+    "Smallest times their number, next times one less, and so on, none below the one before, none above 1"
+    p = [.01, .04, .03, .005, np.nan, .9, .8]
+    assert holm(p) == pytest.approx([.05, .12, .12, .03, np.nan, 1., 1.], nan_ok=True)
+
+# ---------------------------------------------------------------- paired differences
+
+def test_pairs_match_one_to_one():
+    df = pd.DataFrame(dict(method=['LW', 'LW', 'BL', 'BL'], seed=[0, 1, 1, 0], acc=[3., 5., 2., 1.]))
+    assert paired_differences(df, 'acc', 'LW', 'BL').difference.tolist() == [2., 3.]
+    for bad in (df[:3], pd.concat([df, df])):
+        with pytest.raises(ReinitError, match='cannot be paired by seed'): paired_differences(bad, 'acc', 'LW', 'BL')
+    assert paired_differences(df[:3], 'acc', 'LW', 'BL', complete=False).seed.tolist() == [1]
+    with pytest.raises(ReinitError, match='cannot be paired'):
+        paired_differences(pd.concat([df, df]), 'acc', 'LW', 'BL', complete=False)
+
+def test_intervals_as_text():
+    o = mean_interval([1., 2., 3.])
+    assert format_interval(o['mean'], o['lo'], o['hi']) == '+2.0 [-0.5, +4.5]'
+    assert format_interval(o['mean'], o['lo'], o['hi'], 2, signed=False) == '2.00 [-0.48, 4.48]'
+    assert format_interval(1., np.nan, np.nan) == '+1.0 (one seed, no interval)'
+
 # ---------------------------------------------------------------- pairwise
 
 @quick
@@ -65,7 +105,8 @@ def test_two_sided_pairs_are_symmetric(cols):
         assert (x.wins, x.ties, x.losses) == (y.losses, y.ties, y.wins) and x.wins + x.ties + x.losses == x.n
         assert x.note == y.note and bool(x.note) == np.isnan(x.p) == (x.wins + x.losses < 5)
         if x.note: continue
-        assert x.p == y.p == pytest.approx(sps.binomtest(int(x.wins), int(x.wins + x.losses)).pvalue) and x.holm == y.holm >= x.p
+        assert x.p == y.p == pytest.approx(sps.binomtest(int(x.wins), int(x.wins + x.losses)).pvalue)
+        assert x.holm == y.holm >= x.p
 
 @quick
 @given(columns)
@@ -81,7 +122,8 @@ def test_pairs_do_not_depend_on_the_order_of_rows(cols, rnd):
     df, keys = tidy(cols), list(range(len(tidy(cols))))
     rnd.shuffle(keys)
     ms = list('ABCD'[:len(cols)])
-    pd.testing.assert_frame_equal(pairwise(df, 'acc', on='setting', methods=ms), pairwise(df.iloc[keys], 'acc', on='setting', methods=ms))
+    sorted_rows, shuffled = (pairwise(d, 'acc', on='setting', methods=ms) for d in (df, df.iloc[keys]))
+    pd.testing.assert_frame_equal(sorted_rows, shuffled)
 
 def test_the_family_is_every_pair_once_or_in_both_orders():
     df = tidy([range(1, 9), range(8), range(-1, 7)])
@@ -98,13 +140,16 @@ def test_too_few_pairs_and_ties_are_said():
     assert t.note['A', 'C'] == '4 of 8 pairs without a tie: too few to test' and np.isnan(t.p['A', 'C'])
     assert table(tidy([range(1, 5), range(4)])).note['A', 'B'].startswith('4 of 4')
     assert stars(t.reset_index()).loc['A', 'B'] == '?'
-    assert table(tidy([[.9, .8] * 5, [.8, .7] * 5, np.subtract([.9, .8], [.1, .1]).tolist() * 5])).ties['B', 'C'] == 10   # equal but for the last bit
+    same = [.8, .7] * 5, np.subtract([.9, .8], [.1, .1]).tolist() * 5   # equal but for the last bit
+    assert table(tidy([[.9, .8] * 5, *same])).ties['B', 'C'] == 10
 
 def test_wrong_input_is_named():
     df = tidy([range(6)] * 3)
     with pytest.raises(ReinitError, match=r'lack a partner: 1 \(no A\); 5 \(no C\)'): table(df.drop(index=[1, 17]))
-    with pytest.raises(ReinitError, match=r'lack a partner: 2 \(no B\)'): table(df.assign(acc=df.acc.where(df.index != 8)))
-    with pytest.raises(ReinitError, match='lack a partner: x 0'): pairwise(df.assign(d='x').drop(index=0), 'acc', on=['d', 'setting'])
+    hole = df.assign(acc=df.acc.where(df.index != 8))
+    with pytest.raises(ReinitError, match=r'lack a partner: 2 \(no B\)'): table(hole)
+    two = df.assign(d='x').drop(index=0)
+    with pytest.raises(ReinitError, match='lack a partner: x 0'): pairwise(two, 'acc', on=['d', 'setting'])
     with pytest.raises(ReinitError, match="did you mean 'LW'"): table(df.replace('C', 'LW'), methods=['A', 'lw'])
     with pytest.raises(ReinitError, match='several values for 0 A'): table(pd.concat([df, df]))
     with pytest.raises(ReinitError, match="did you mean 'setting'"): pairwise(df, 'acc', on='settings')
@@ -119,7 +164,9 @@ def test_wrong_input_is_named():
 def test_bootstrap_is_scipys():
     v = np.random.default_rng(0).exponential(size=25)
     for method in ('percentile', 'BCa'):
-        want = sps.bootstrap((v,), np.median, n_resamples=800, confidence_level=.9, method=method, random_state=np.random.default_rng(4)).confidence_interval
+        found = sps.bootstrap((v,), np.median, n_resamples=800, confidence_level=.9, method=method,
+                              random_state=np.random.default_rng(4))
+        want = found.confidence_interval
         got = bootstrap(v, np.median, n=800, level=.9, seed=4, method=method)
         assert (got['lo'], got['hi']) == tuple(want) and got['value'] == np.median(v)
 
@@ -134,8 +181,9 @@ def test_bootstrap_moves_with_the_data(v, shift):
 
 def test_bootstrap_covers_and_refuses():
     draws = np.random.default_rng(1).normal(size=(300, 30))
-    assert np.mean([o['lo'] < 0 < o['hi'] for o in (bootstrap(d, n=300) for d in draws)]) == pytest.approx(.94, abs=.035)
-    assert bootstrap(draws[0], n=20_000)['hi'] == pytest.approx(interval(draws[0])['hi'], abs=.05)
+    covered = [o['lo'] < 0 < o['hi'] for o in (bootstrap(d, n=300) for d in draws)]
+    assert np.mean(covered) == pytest.approx(.94, abs=.035)
+    assert bootstrap(draws[0], n=20_000)['hi'] == pytest.approx(mean_interval(draws[0])['hi'], abs=.05)
     for bad in ([], [1, np.nan], [[1, 2], [3, 4]]):
         with pytest.raises(ReinitError, match='finite'): bootstrap(bad)
     with pytest.raises(ReinitError, match="did you mean 'BCa'"): bootstrap([1, 2], method='bca')
@@ -143,17 +191,19 @@ def test_bootstrap_covers_and_refuses():
 # ---------------------------------------------------------------- trees
 
 @pytest.fixture(scope='module')
-def known(): return designs().dropna(subset='best')
+def known(): return experiment_designs().dropna(subset='best')
 
 def test_tree_is_scikit_learns(known):
-    tree = decision_tree(known, FEATURES, 'best')
-    X = np.column_stack([known.train, known.classes, *(known.arch == a for a in dict.fromkeys(known.arch)), known.dropout, known.augmentation]).astype(float)
-    want = DecisionTreeClassifier(max_depth=4, min_samples_leaf=7, random_state=0).fit(X, known.best.to_numpy(dtype=object))
+    tree = decision_tree(known, TREE_FEATURES, 'best')
+    archs = [known.arch == a for a in dict.fromkeys(known.arch)]
+    X = np.column_stack([known.train, known.classes, *archs, known.dropout, known.augmentation]).astype(float)
+    want = DecisionTreeClassifier(max_depth=4, min_samples_leaf=7, random_state=0)
+    want.fit(X, known.best.to_numpy(dtype=object))
     assert (tree.predict(known) == want.predict(X)).all()
     assert tree.accuracy(known) == pytest.approx(want.score(X, known.best.to_numpy(dtype=object)))
 
 def test_rules_are_the_tree(known):
-    tree = decision_tree(known, FEATURES, 'best')
+    tree = decision_tree(known, TREE_FEATURES, 'best')
     r = tree.rules
     assert r.n.sum() == len(known) and r.n.min() >= 7 and (r.rule.str.count(' and ') + 1).max() <= 4
     assert (r.n * r.right).sum() == pytest.approx(tree.accuracy(known) * len(known))
@@ -174,43 +224,35 @@ def test_tree_refuses():
     with pytest.raises(ReinitError, match='target'): decision_tree(df, ['x'], 'z')
     with pytest.raises(ReinitError, match='min_leaf'): decision_tree(df.fillna(0), ['x'], 'y', min_leaf=0)
 
-def test_left_out_sees_nothing_of_the_group(known):
-    held = left_out(known, FEATURES, 'best', 'dataset')
+def test_leave_group_out_sees_nothing_of_the_group(known):
+    held = leave_group_out(known, TREE_FEATURES, 'best', 'dataset')
     assert held.n.sum() == len(known)
     for o in held.itertuples():
         seen, new = known[known.dataset != o.dataset], known[known.dataset == o.dataset]
-        assert o.tree == (decision_tree(seen, FEATURES, 'best').predict(new) == new.best).sum()
+        assert o.tree == (decision_tree(seen, TREE_FEATURES, 'best').predict(new) == new.best).sum()
         assert o.majority == (new.best == seen.best.value_counts().idxmax()).sum()
 
 # ---------------------------------------------------------------- the paper's tables
 
 def test_table4_fits_table2():
     t4 = paper_table('reinit_table4')
-    assert set(t4.dataset) == set(paper_table('reinit_table2').dataset) and (t4.train.sum(), t4.test.sum(), t4.classes.sum()) == (35540, 31292, 658)
+    assert set(t4.dataset) == set(paper_table('reinit_table2').dataset)
+    assert (t4.train.sum(), t4.test.sum(), t4.classes.sum()) == (35540, 31292, 658)
 
 def test_table3_by_hand():
     t2 = paper_table('reinit_table2')
     w = t2.pivot(index=['arch', 'setting', 'dataset'], columns='method', values='accuracy')
-    t = pairwise(t2, 'accuracy', on=['setting', 'dataset'], by='arch', methods=list(METHODS)).set_index(['arch', 'a', 'b'])
+    t = pairwise(t2, 'accuracy', on=['setting', 'dataset'], by='arch', methods=list(PAPER_METHODS))
+    t = t.set_index(['arch', 'a', 'b'])
     for arch, wins, losses in (('scnn', 16, 1), ('vgg16', 17, 1), ('mobilenet', 18, 0), ('resnet50', 17, 1)):
         o, d = t.loc[(arch, 'LW', 'BL')], w.loc[arch].LW - w.loc[arch].BL
         assert (o.wins, o.losses) == (wins, losses) == ((d > 0).sum(), (d < 0).sum())
         assert o.p == pytest.approx(sps.binomtest(wins, wins + losses).pvalue) and o.holm < .05
 
-@pytest.mark.parametrize('claim, want', [(r4, '✅'), (r5, '➖')])
-def test_verdicts_on_the_tables(claim, want, request):
-    v = claim()
+@pytest.mark.parametrize('id, want', [('R4', '✅'), ('R5', '➖')])
+def test_verdicts_on_the_tables(id, want, request):
+    v = judge(id)
     assert (v.verdict, v.n, v.scale) == (want, 72, 'paper')
     page = (request.config.rootpath / 'nbs/experiments/reinit_tables.ipynb').read_text(encoding='utf-8')
-    assert f'{v.verdict} {v.id} ' in page, f'{v.id} is {v.verdict}, and the experiment shows something else: run it again'
-    assert scorecard([v]).id.tolist() == [v.id]
-
-def test_verdicts_can_come_out_otherwise():
-    t2 = paper_table('reinit_table2')
-    def swap(a, b): return t2.assign(method=t2.method.replace({a: b, b: a}))
-    assert r4(swap('LW', 'BL')).verdict == '❌' and r4(swap('LW', 'WELS')).verdict == '➖' and r4(alternative='greater').verdict == '✅'
-    assert r5(swap('LW', 'FC')).verdict == '❌'
-    assert r5(t2.assign(accuracy=t2.accuracy + 100 * (t2.method == np.where(t2.arch == 'vgg16', 'FC', 'LW')))).verdict == '✅'
-    few = t2[t2.setting == 'none']
-    assert r4(few[few.dataset.isin(['DOGS', 'CARS196'])]).verdict == '➖' and 'too few' in r4(few[few.dataset.isin(['DOGS', 'CARS196'])]).measured
-    with pytest.raises(ReinitError, match='lack a partner: none OXFORD-IIIT'): r4(t2.iloc[1:])
+    assert f'{v.verdict} {id} ' in page, f'{id} is {v.verdict}, and the experiment shows something else: run it again'
+    assert verdict_table([v]).id.tolist() == [id]

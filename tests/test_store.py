@@ -1,5 +1,6 @@
 "The store under fire: killed writers, processes that race, damaged files, folders that cannot be written"
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from reinit_nb.core import Recipe, ReinitError, Store
+from reinit_nb.core import Recipe, ReinitError
+from reinit_nb.store import ROW_COUNT, Store, load_results, paper_table, record_checksum, results_rows, save_results
 
 ROOT = Path(__file__).resolve().parents[1]
 posix = pytest.mark.skipif(os.name != 'posix', reason='needs signals and flock')
@@ -24,7 +26,8 @@ class Job(Recipe):
 HEAD = '''
 import os, sys, time
 from dataclasses import dataclass
-from reinit_nb.core import Recipe, Store
+from reinit_nb.core import Recipe
+from reinit_nb.store import Store
 @dataclass(frozen=True)
 class Job(Recipe):
     n: int = 1
@@ -35,24 +38,25 @@ def wait(): say('ready'); sys.stdin.readline()
 
 
 def start(code, root):
-    "Another Python process that works on the store `root`"
-    return subprocess.Popen([sys.executable, '-c', HEAD + code, str(root)], env=dict(os.environ, PYTHONPATH=str(ROOT)), text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    "Another Python process that works on the store `unwrap_model`"
+    command = [sys.executable, '-c', HEAD + code, str(root)]
+    env = dict(os.environ, PYTHONPATH=str(ROOT))
+    return subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def until(p, word): assert p.stdout.readline().strip() == word
-def go(p): p.stdin.write('\n'); p.stdin.flush()
+def go(p): print(file=p.stdin, flush=True)
 def temporary(root): return list(root.glob('.tmp-*'))
 def records(root): return [p for p in root.glob('*/*/record.json') if not p.parts[-3].startswith('.')]
 
 
-# A process that hangs at one point of a write: in the middle of the bytes, before they are on disk, and before the rename
+# A process that hangs at one point of a write: amid the bytes, before they are on disk, and before the rename
 MOMENTS = dict(
     half='''
-import reinit_nb.core as core
+import reinit_nb.store as store_module
 def half(path, data):
     with open(path, 'wb') as f: f.write(data[:len(data)//2]); f.flush(); os.fsync(f.fileno()); hang()
-core._write_synced = half''',
+store_module.write_synced = half''',
     fsync='os.fsync = lambda fd: hang()',
     rename='os.rename = lambda a, b: hang()')
 
@@ -60,8 +64,9 @@ core._write_synced = half''',
 @posix
 @pytest.mark.parametrize('moment', MOMENTS)
 def test_kill_in_the_middle_of_a_write(tmp_path, moment):
-    code = f'def hang(): say("ready"); time.sleep(60)\n{MOMENTS[moment]}\nstore.put(Job(), [dict(x=i) for i in range(1000)])'
-    p = start(code, tmp_path)
+    hang = 'def hang(): say("ready"); time.sleep(60)'
+    put = 'store.put(Job(), [dict(x=i) for i in range(1000)])'
+    p = start(f'{hang}\n{MOMENTS[moment]}\n{put}', tmp_path)
     until(p, 'ready')
     assert len(temporary(tmp_path)) == 1
     store = Store(tmp_path)
@@ -223,7 +228,8 @@ def test_another_format_is_an_error_not_damage(tmp_path):
     class Newer(Store): format = 99
     Newer(tmp_path).put(Job(), [dict(x=1)])
     for ask in (Store(tmp_path).get, Store(tmp_path).__contains__, lambda r: Store(tmp_path).frame([r])):
-        with pytest.raises(ReinitError, match='has format 99, written by reinit_nb .*this is format 1: use another root'): ask(Job())
+        with pytest.raises(ReinitError, match='has format 99, written by reinit_nb .*this is format 1: use another'):
+            ask(Job())
     assert Newer(tmp_path).get(Job()) == [dict(x=1)]
 
 
@@ -266,3 +272,121 @@ def test_frame_counts_what_is_missing(tmp_path):
     df = store.frame([Job(1)])
     assert df.columns.tolist() == ['recipe', 'n', 'x'] and len(df) == 2
     with pytest.raises(ReinitError, match='2 of 3 recipes are not in'): store.frame([Job(1), Job(2), Job(3)])
+
+
+# ---------------------------------------------------------------- results files
+
+@dataclass(frozen=True)
+class Part(Recipe):
+    rate: float = .5
+
+
+@dataclass(frozen=True)
+class Nested(Recipe):
+    d: 'str|None' = None
+    inner: Part = Part()
+
+
+def test_results_keep_hashes_and_names_as_text(tmp_path):
+    r = Nested(d='NA')
+    s = Store(tmp_path / 'runs')
+    s.put(r, [dict(name='nan', x=1 / 3, n=3), dict(name='None', x=math.nan, n=4)])
+    df = s.frame([r], provenance=True)
+    digits = df.assign(recipe='1234567890123456')            # a hash may consist of digits, or look like 12e34
+    back = load_results(save_results(digits, tmp_path / 'r.csv'))
+    assert back['recipe'].tolist() == ['1234567890123456'] * 2 and back['d'].tolist() == ['NA'] * 2
+    back = load_results(save_results(df, tmp_path / 'r.csv'))
+    assert back['name'].tolist() == ['nan', 'None'] and back['x'][0] == .333333 and math.isnan(back['x'][1])
+    assert [o['n'] for o in results_rows(back, r)] == [3, 4] and set(results_rows(back, r)[0]) == {'name', 'x', 'n'}
+    assert results_rows(back, Nested()) is None
+    assert back['date'].tolist() == df['date'].tolist()
+
+
+def test_results_cut_anywhere_are_refused(tmp_path):
+    p, s = tmp_path / 'r.csv', Store(tmp_path / 'runs')
+    s.put(Nested(), [dict(x=i / 7) for i in range(3)])
+    text = save_results(s.frame([Nested()]), p).read_text()
+    for cut in range(len(text)):
+        p.write_text(text[:cut])
+        with pytest.raises(ReinitError, match='r.csv is cut short'): load_results(p)
+
+
+def test_paper_tables():
+    assert set(paper_table('reinit_table1')['method']) == {'BL', 'WELSR', 'DSD', 'WELS', 'FC', 'LW'}
+    with pytest.raises(ReinitError, match="did you mean 'reinit_table"): paper_table('reinit_tabel1')
+
+
+def test_results_with_a_line_missing_in_the_middle_are_refused(tmp_path):
+    p, s = tmp_path / 'r.csv', Store(tmp_path / 'runs')
+    s.put(Nested(), [dict(x=i) for i in range(4)])
+    lines = save_results(s.frame([Nested()]), p).read_text().splitlines(keepends=True)
+    p.write_text(''.join(lines[:2] + lines[3:]))
+    with pytest.raises(ReinitError, match='r.csv is cut short'): load_results(p)
+
+
+def test_results_written_before_files_had_a_count_are_read(tmp_path):
+    p, s = tmp_path / 'r.csv', Store(tmp_path / 'runs')
+    s.put(Nested(), [dict(x=i) for i in range(4)])
+    df = load_results(save_results(s.frame([Nested()]), p))
+    df.to_csv(p, index=False)
+    assert ROW_COUNT not in p.read_text()
+    assert load_results(p).equals(df)
+    save_results(df.iloc[:2], p)        # saved again: with its own count
+    assert len(load_results(p)) == 2
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'results').glob('*.csv')), ids=lambda p: p.stem)
+def test_published_results_load(path):
+    df = load_results(path)
+    assert len(df) and ROW_COUNT not in df
+
+
+# ---------------------------------------------------------------- wrong input
+
+@pytest.mark.parametrize('rows, said', [
+    (dict(x=1), 'rows is a dict'), ('x', 'rows is a str'), (None, 'rows is a NoneType'), (3, 'rows is a int'),
+    ([1], 'row 0 is a int'), ([dict(x=1), ('x', 2)], 'row 1 is a tuple'), ([dict(x=[1])], "column 'x' has a list"),
+    ([{1: 2}], 'column 1 has a int'), ([dict(n=2)], "'n' is taken"),
+    ([dict(rows_in_file=2)], "'rows_in_file' is taken")])
+def test_rows_that_cannot_be_kept(tmp_path, rows, said):
+    store = Store(tmp_path)
+    with pytest.raises(ReinitError, match=said): store.put(Job(), rows)
+    assert Job() not in store
+
+
+@pytest.mark.parametrize('seconds', ['fast', True, float('nan')])
+def test_seconds_are_a_number(tmp_path, seconds):
+    with pytest.raises(ReinitError, match='seconds='): Store(tmp_path).put(Job(), [dict(x=1)], seconds)
+
+
+@pytest.mark.parametrize('method', ['path', 'get', 'record', '__contains__'])
+def test_what_is_not_a_recipe(tmp_path, method):
+    store = Store(tmp_path)
+    with pytest.raises(ReinitError, match='recipe is a dict, and should be a Recipe'): getattr(store, method)({})
+    with pytest.raises(ReinitError, match='recipe is a str'): store.put('job', [])
+
+
+def test_a_record_that_cannot_be_read_is_an_error(tmp_path):
+    store = Store(tmp_path)
+    file = store.put(Job(), [dict(x=1)]) / 'record.json'
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ReinitError, match='cannot be read: Is a directory'): store.get(Job())
+
+
+def test_a_file_in_the_place_of_a_record_is_moved_aside(tmp_path):
+    store = Store(tmp_path)
+    folder = store.path(Job())
+    folder.parent.mkdir(parents=True)
+    folder.write_text('')
+    with pytest.warns(UserWarning, match='it has no record.json'): assert store.get(Job()) is None
+    assert not folder.exists()
+
+
+def test_a_record_without_rows_is_damaged(tmp_path):
+    store = Store(tmp_path)
+    file = store.put(Job(), [dict(x=1)]) / 'record.json'
+    record = json.loads(file.read_text())
+    del record['rows']
+    file.write_text(json.dumps(record | dict(sha256=record_checksum(record))))
+    with pytest.warns(UserWarning, match='it is incomplete'): assert store.get(Job()) is None

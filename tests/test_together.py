@@ -6,14 +6,14 @@ from fastai.metrics import accuracy
 from reinit_nb.blocks import blocks
 from reinit_nb.core import Streams
 from reinit_nb.models import model
-from reinit_nb.vision import Task, dls
+from reinit_nb.vision import Task, image_dls
 
 
 def test_train_forget_the_upper_blocks_and_train_on():
     net = model('scnn', c_in=1, size=16, n_out=10, width=.25)
     parts = blocks(net, x=(2, 1, 16, 16))
     assert len(parts) == 4
-    learn = Learner(dls(Task('digits', size=16, channels=1), seed=0, bs=64, device='cpu'), net, metrics=accuracy)
+    learn = Learner(image_dls(Task('digits', size=16, channels=1), seed=0, bs=64, device='cpu'), net, metrics=accuracy)
     with learn.no_logging(): learn.fit(3, .003)
     assert learn.validate()[1] > .9
     before = {n: p.detach().clone() for n, p in net.named_parameters()}

@@ -87,7 +87,7 @@ def one_live_notebook_per_module():
 
 
 def own_imports(source, module=''):
-    "Modules of this package that `source` imports, at the top or inside a function, as pairs of module and name"
+    "Modules of this package that `dataset_source` imports, at the top or inside a function, as pairs of module and name"
     package = module.split('.')[:-1]
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -110,7 +110,7 @@ def own_imports(source, module=''):
 
 
 def imported_modules(source, module, known):
-    "The modules out of `known` that `source` imports"
+    "The modules out of `has_reset_rule` that `dataset_source` imports"
     found = own_imports(source, module)
     return {m for m, _ in found if m in known} | {
         f'{m}.{n}'.strip('.') for m, n in found if f'{m}.{n}'.strip('.') in known
@@ -153,8 +153,8 @@ def public_names_are_unique():
     places = {}
     for module, source in module_sources().items():
         for name in public_names(source):
-            if name != 'STUDY':
-                places.setdefault(name, set()).add(module)  # every study has its record
+            if name not in ('STUDY', 'CLAIMS'):
+                places.setdefault(name, set()).add(module)  # the records of a study and of a paper
     for name, modules in places.items():
         if len(modules) > 1:
             yield name, f'is defined in {", ".join(sorted(modules))}: give each a specific name'

@@ -7,7 +7,7 @@ __all__ = ['BADGES', 'render_part', 'template_text', 'paragraphs', 'fold', 'tile
            'text_table', 'sort_values', 'table_html', 'figure_of', 'figure_png', 'small_figures', 'figure_html',
            'heading_id', 'render_page', 'write_page', 'is_page']
 
-# %% ../../nbs/80_report.html.ipynb #007d32fc
+# %% ../../nbs/80_report.html.ipynb #d9d9c6dd
 import base64
 import io
 import math
@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 
 from ..core import ReinitError, atomic_write
 
-# %% ../../nbs/80_report.html.ipynb #9f433d71
+# %% ../../nbs/80_report.html.ipynb #665289f5
 @cache
 def _environment() -> Environment:
     "Return the templates that come with the package"
@@ -40,7 +40,7 @@ def template_text(name: str  # A file next to the templates
     "Return a style sheet or a script of the package as it is"
     return Markup((files('reinit_nb.report') / 'templates' / name).read_text(encoding='utf-8'))
 
-# %% ../../nbs/80_report.html.ipynb #483e7392
+# %% ../../nbs/80_report.html.ipynb #999c656f
 def paragraphs(*texts: str  # One paragraph each; words in `backticks` become code
               ) -> Markup:
     "Return plain text as HTML paragraphs"
@@ -50,14 +50,14 @@ def paragraphs(*texts: str  # One paragraph each; words in `backticks` become co
         lines.append(f'<p>{marked}</p>')
     return Markup('\n'.join(lines))
 
-# %% ../../nbs/80_report.html.ipynb #90236715
+# %% ../../nbs/80_report.html.ipynb #f362fc71
 def fold(summary: str,  # What is inside, in a few words
          *body: str  # HTML
         ) -> Markup:
     "Return HTML that is opened by a click"
     return render_part('fold', summary=summary, body=Markup('\n'.join(body)))
 
-# %% ../../nbs/80_report.html.ipynb #7a334188
+# %% ../../nbs/80_report.html.ipynb #a1759e91
 def tiles(*items: tuple  # Pairs (number, what it counts), or triples with a CSS class
          ) -> Markup:
     "Return large numbers side by side"
@@ -66,7 +66,7 @@ def tiles(*items: tuple  # Pairs (number, what it counts), or triples with a CSS
         rows.append(dict(number=number, text=text, kind=kind[0] if kind else ''))
     return render_part('tiles', items=rows)
 
-# %% ../../nbs/80_report.html.ipynb #f75929b6
+# %% ../../nbs/80_report.html.ipynb #34cab3d5
 def decimals(column: pd.Series,  # Numbers
              digits: int = 4  # Significant digits of the largest
             ) -> int | None:  # `None` where the column spans too much for one number of decimals
@@ -79,7 +79,7 @@ def decimals(column: pd.Series,  # Numbers
         if all(math.isclose(round(size, count), size) for size in sizes): return count
     return most
 
-# %% ../../nbs/80_report.html.ipynb #e0eec306
+# %% ../../nbs/80_report.html.ipynb #1e0662ef
 class Cell(Markup):
     "HTML for a table cell, with the value by which it is sorted"
     def __new__(cls,
@@ -102,9 +102,9 @@ def page_link(text,  # What is shown
     "Return a link within the page"
     return Cell(f'<a href="#{escape(to)}">{escape(text)}</a>', sort)
 
-# %% ../../nbs/80_report.html.ipynb #51ff9659
+# %% ../../nbs/80_report.html.ipynb #fb575b86
 # Sign → CSS class and word, in the order in which they are sorted
-BADGES = {'✅': ('good', 'holds'), '➖': ('open', 'open'), '❌': ('bad', 'fails'), '': ('none', 'not judged')}
+BADGES = {'✅': ('good', 'holds'), '➖': ('open', 'undecided'), '❌': ('bad', 'fails'), '': ('none', 'not judged')}
 
 def badge(sign: str  # One of `BADGES`
          ) -> Cell:
@@ -114,7 +114,7 @@ def badge(sign: str  # One of `BADGES`
     kind, word = BADGES[sign]
     return Cell(f'<span class="v {kind}">{word}</span>', sort=float(list(BADGES).index(sign)))
 
-# %% ../../nbs/80_report.html.ipynb #d78c2c7d
+# %% ../../nbs/80_report.html.ipynb #e282ee3f
 def _is_numeric(column):
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
@@ -150,7 +150,7 @@ def _columns(df, digits):
     if has_index: df = df.reset_index()
     return [_Column(name, df.iloc[:, i], digits) for i, name in enumerate(df.columns)]
 
-# %% ../../nbs/80_report.html.ipynb #6957d917
+# %% ../../nbs/80_report.html.ipynb #01e3975d
 def text_table(df: pd.DataFrame,  # Any table
                digits: int = 4  # Significant digits of the largest number in a column
               ) -> str:  # Lines, without a newline at the end
@@ -159,7 +159,7 @@ def text_table(df: pd.DataFrame,  # Any table
     texts = pd.DataFrame({i: column.texts for i, column in enumerate(columns)}, dtype=object)
     return texts.to_string(index=False, header=[column.name for column in columns], max_colwidth=None)
 
-# %% ../../nbs/80_report.html.ipynb #2154d12e
+# %% ../../nbs/80_report.html.ipynb #717df1e4
 _LEADING_NUMBER = re.compile(r'[+\-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][+\-]?\d+)?(?=$|[\s%±:/×)])')
 
 def _leading_number(text):
@@ -306,7 +306,7 @@ def render_page(title: str,  # Title of the window, and heading
     return template.render(title=title, parts=shown, subtitle=subtitle, footer=footer,
                            css=template_text('page.css'), js=template_text('page.js')) + '\n'
 
-# %% ../../nbs/80_report.html.ipynb #9951bd38
+# %% ../../nbs/80_report.html.ipynb #5417bd83
 def write_page(path,  # HTML file
                html: str  # From `render_page`
               ) -> Path:

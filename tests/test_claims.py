@@ -1,0 +1,346 @@
+"Claims can come out either way: made-up results in which each holds, fails and stays undecided"
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binomtest
+
+from reinit_nb.claims.scorecard import judge
+from reinit_nb.core import ReinitError
+from reinit_nb.cover import cover_probability
+from reinit_nb.reinit import PAPER_METHODS
+from reinit_nb.store import paper_table
+from reinit_nb.studies.synthetic import L2_PENALTIES, PENALTY_FACTOR
+
+
+@pytest.fixture
+def rng(): return np.random.default_rng(0)
+
+def verdicts(id, *tables, scale='laptop', **kw):
+    "The verdict of a claim for each of several made-up results"
+    return ''.join(judge(id, *(t if isinstance(t, tuple) else (t,)), scale=scale, **kw).verdict for t in tables)
+
+def exact(k, n):
+    ci = binomtest(k, n).proportion_ci(method='exact')
+    return ci.low, ci.high
+
+# ---------------------------------------------------------------- R1 to R3: the synthetic study
+
+def table1(rng, means, train=1.):
+    rows = []
+    for (m, v), a, s in product(zip(PAPER_METHODS, means), (.5, 1., 2.), range(5)):
+        rows.append({'recipe': f'{m}{a}{s}', 'method': m, 'seed': s, 'round': 1, 'train_acc': train, 'task.alpha': a,
+                     'test_acc': v + .01 * rng.normal()})
+    return pd.DataFrame(rows)
+
+def test_table1(rng):
+    good, bad = (.5, .7, .5, .65, .7, .8), (.5, .4, .5, .6, .6, .45)
+    for i in ('R1', 'R2'): assert verdicts(i, table1(rng, good), table1(rng, bad)) == '✅❌'
+    assert verdicts('R1', table1(rng, good, train=.9)) == '❌'
+
+def table5(rng, base, rescaling, lw):
+    rows = []
+    for (m, accuracies), s in product(dict(BL=base, LW=lw, RS=rescaling).items(), range(5)):
+        for p, v in zip(L2_PENALTIES, accuracies):
+            rows.append(dict(recipe=f'{m}{p}{s}', method='BL' if m == 'BL' else 'LW', redraw=m != 'RS', seed=s, round=1,
+                             l2=PENALTY_FACTOR * p, test_acc=v + .01 * rng.normal()))
+    return pd.DataFrame(rows)
+
+def test_table5(rng):
+    up, down, late = (.2, .6, .9, .8, .7, .6), (.2, .5, .5, .5, .5, .5), (.2, .4, .5, .5, .7, .6)
+    assert verdicts('R3', table5(rng, late, up, up), table5(rng, up, down, up)) == '✅❌'
+    assert verdicts('R3', table5(rng, late, up, (.2, .3, .4, .5, .6, .9))) == '❌'   # better, but not with less penalty
+
+# ---------------------------------------------------------------- R4, R5: the printed tables
+
+def test_printed_tables():
+    t2 = paper_table('reinit_table2')
+    def swap(a, b): return t2.assign(method=t2.method.replace({a: b, b: a}))
+    assert verdicts('R4', t2, swap('LW', 'BL'), swap('LW', 'WELS')) == '✅❌➖'
+    assert verdicts('R4', t2, alternative='greater') == '✅'
+    named = np.where(t2.arch == 'vgg16', 'FC', 'LW')
+    clear = t2.assign(accuracy=t2.accuracy + 100 * (t2.method == named))
+    assert verdicts('R5', t2, swap('LW', 'FC'), clear) == '➖❌✅'
+    few = t2[(t2.setting == 'none') & t2.dataset.isin(['DOGS', 'CARS196'])]
+    assert judge('R4', few).verdict == '➖' and 'too few' in judge('R4', few).measured
+    with pytest.raises(ReinitError, match='lack a partner: none OXFORD-IIIT'): judge('R4', t2.iloc[1:])
+
+# ---------------------------------------------------------------- R6 to R13: the CNN study
+
+def cnn_runs(rng, lw=.05, seeds=3):
+    "Two networks, four datasets; LW is better by `lw` and has larger margins, equal weights and faster rounds"
+    rows = []
+    archs = ('scnn', 'vgg16')
+    for m, d, a, e, s, k in product(archs, 'abcd', (False, True), (4, 8), range(seeds), ('BL', 'LW')):
+        up = (k == 'LW') * lw
+        z = .01 * rng.normal()
+        setting = dict(model=m, dataset=d, augment=a, total_epochs=e, seed=s, method=k)
+        found = {'test_acc': .3 + up + z, 'train_acc': 1., 'margin': .5 + up + z, 'size': 2. + z, 'fit_1': 50. + z,
+                 'fit_2': 50. - 200 * up, 'noise_0.1': .2 - up + z, 'noise_loss_0.1': .4 - up + z}
+        rows.append(dict(recipe=f'{m}{d}{a}{e}{s}{k}') | setting | found)
+    return pd.DataFrame(rows)
+
+@pytest.mark.filterwarnings('error')
+def test_cnn(rng):
+    every = [cnn_runs(rng, lw) for lw in (.05, 0., -.05)]
+    short = [d[d.total_epochs == 4] for d in every]
+    for i in ('R6', 'R8', 'R10', 'R13'): assert verdicts(i, *short) == '✅➖❌', i
+    assert verdicts('R7', *(d[(d.model == 'scnn') & ~d.augment] for d in every)) == '✅➖❌'
+    larger = [short[0].assign(size=np.where(short[0].method == 'LW', s, 1.)) for s in (1., 2.)]
+    assert verdicts('R9', *larger) == '✅❌'
+    unfit = short[0].assign(train_acc=.5)
+    assert verdicts('R8', unfit) == '➖' and 'no setting' in judge('R8', unfit).measured
+
+def ablations(rng, **accuracies):
+    accuracies = {'BL': .3, 'BL, one round': .29, 'LW': .36, 'no rescaling': .35, 'no normalization': .35,
+                  'no reinitialization': .31, 'reinitialization only': .34, 'kept blocks frozen': .33} | accuracies
+    rows = []
+    for d, a, s, (k, v) in product('abcd', (False, True), range(3), accuracies.items()):
+        rows.append(dict(model='scnn', dataset=d, augment=a, seed=s, method=k, test_acc=v + .005 * rng.normal()))
+    return pd.DataFrame(rows)
+
+def test_ablations(rng):
+    changes = {}, {'no reinitialization': .40}, {'kept blocks frozen': .40}, {'BL': .40}
+    assert verdicts('R11', *(ablations(rng, **o) for o in changes)) == '✅❌❌❌'
+
+def settings(rng, gain):
+    rows = []
+    for d, a, lr, drop, s, k in product('ab', (False, True), (.1, .2), (0., .25), range(3), ('BL', 'LW')):
+        base = .3 + .1 * a + .05 * (lr > .1) + .02 * (drop > 0)
+        rows.append(dict(dataset=d, augment=a, lr=lr, wd=0., dropout=drop, init='he', seed=s, method=k, train_acc=1.,
+                         test_acc=base + (k == 'LW') * gain(base) + .002 * rng.normal()))
+    return pd.DataFrame(rows)
+
+def test_settings(rng):
+    gains = (lambda b: .2 * (.6 - b)), (lambda b: 0.), (lambda b: -.1 + .1 * b)
+    assert verdicts('R12', *(settings(rng, g) for g in gains)) == '✅➖❌'
+
+# ---------------------------------------------------------------- C1 to C11: frozen layers
+
+_FIELDS = dict(base=64, repeats=2, scale=2., position='alternating', skip=False, regularizer='none')
+
+def freezing_gap(dataset, changed, gap, collapses):
+    "Accuracy of trained networks, and what freezing adds, where the claims hold"
+    r = _FIELDS | changed
+    deep = r['repeats'] >= 5 and not r['skip'] and collapses
+    up = 0. if dataset == 'mnist' or r['regularizer'] != 'none' else gap
+    if 'base' in changed: up = gap * (np.log2(r['base']) - 5)
+    if r['position'] == 'front': up = -gap
+    if deep: up = 4 * gap
+    if r['skip']: up = gap
+    return 40. - 25 * deep, up
+
+def freezing(rng, gap=5., noise=.3, collapses=True, n=6, flip=1):
+    "Runs of the study: `gap` points for frozen networks where the claims say so"
+    sweeps = dict(base=(16, 32, 128), repeats=(1, 4, 5, 8), position=('front',),
+                  regularizer=('BatchNorm', 'dropout .1', 'dropout .5'))
+    variants = [{}] + [{k: v} for k, vs in sweeps.items() for v in vs] + [dict(repeats=r, skip=True) for r in (5, 8)]
+    rows = []
+    for ds, o, s, f in product(('cifar10', 'cifar100', 'mnist'), variants, range(n), (0., 1.)):
+        level, up = freezing_gap(ds, o, gap, collapses)
+        for e in (0, 1, 2, 60):
+            acc = (level + flip * up * f + noise * rng.normal()) / 100
+            row = {'recipe': f'{ds}{o}{s}{f}', 'seed': s, 'frozen': f, 'epochs': 60, 'epoch': e, 'test_acc': acc,
+                   'fit_acc': acc, 'train_acc': acc, 'task.dataset': ds, 'task.classes': None} | _FIELDS | o
+            after = flip * gap * f * (e > 0) / 100
+            for layer in range(3):
+                row[f'sep_test_{layer}'] = .4 - flip * gap * layer / 500 + after + noise * rng.normal() / 100
+                row[f'sep_train_{layer}'] = .6 - after + noise * rng.normal() / 100
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+def test_freezing(rng):
+    good, none, bad = freezing(rng), freezing(rng, 0.), freezing(rng, flip=-1)
+    for i in ('C1', 'C3', 'C4', 'C6', 'C7', 'C8', 'C9'): assert verdicts(i, good, none, bad) == '✅➖❌', i
+    cifar = good[good['task.dataset'] != 'mnist']
+    assert verdicts('C2', cifar, none, bad, good) == '✅➖❌➖'   # the last: no gain on MNIST
+    both = freezing(np.random.default_rng(1), 0.)
+    assert verdicts('C5', good, freezing(rng, collapses=False), both) == '✅➖❌'   # survives; no collapse; both do
+
+def landscape(rng, factor):
+    rows = []
+    for f, s, e in product((0., 1.), range(5), (10, 60)):
+        names = [f'{m}_{k}' for m in ('top', 'trace', 'noise_0.01', 'noise_0.02') for k in ('all', 'base')]
+        size = factor if f else 1.
+        rows.append(dict(frozen=f, seed=s, epochs=e) | {k: size * (1 + .05 * rng.normal()) for k in names})
+    return pd.DataFrame(rows)
+
+def test_landscape(rng):
+    assert verdicts('C10', *(landscape(rng, k) for k in (.5, 1., 2.))) == '✅➖❌'
+
+def cover(d, layers='10'):
+    "Dichotomies as Cover has them in `d` dimensions, with his probability for 10"
+    rows = []
+    for n in range(10, 32, 3):
+        k = round(200 * cover_probability(n, d))
+        lo, hi = exact(k, 200)
+        rows.append(dict(layers=layers, N=n, trials=200, separable=k, share=k / 200, lo=lo, hi=hi,
+                         P=cover_probability(n, 10)))
+    return pd.DataFrame(rows)
+
+def test_cover():
+    assert verdicts('C11', cover(10), cover(12), cover(10)[:1]) == '✅❌➖'
+
+# ---------------------------------------------------------------- Z1 to Z11: mutually frozen weights
+
+def test_eigenvalues_and_flow():
+    one = pd.DataFrame([dict(n=n, eigenvalues='α', formula='α', equal=True, max_error=1e-15, draws=20) for n in (2, 3)])
+    assert verdicts('Z1', one, one.assign(equal=[True, False]), one.assign(max_error=.1)) == '✅❌❌'
+    def flow(hit, n):
+        low, high = exact(hit, n)
+        row = dict(how='flow', n=n, predicted=n // 2, escaped=n // 2, agree=hit / n, low=low, high=high)
+        return pd.DataFrame([dict(weights=w) | row for w in (2, 3)])
+    assert verdicts('Z2', flow(400, 400), flow(10, 10), flow(300, 400)) == '✅➖❌'
+
+def test_decays(rng):
+    def decays(share):
+        rows = []
+        for m, wd, s, e in product(('a', 'b'), (0., 1e-3, 1e-2), range(3), (0, 9)):
+            found = max(0., share(wd) + .01 * rng.normal() * (share(wd) > 0))
+            rows.append(dict(model=m, wd=wd, seed=s, epoch=e, test_acc=.3 if e else np.nan, share=found if e else 0.))
+        return pd.DataFrame(rows)
+    shares = (lambda w: 20 * w), (lambda w: .1), (lambda w: 0.), (lambda w: .3 - 20 * w)
+    assert verdicts('Z3', *(decays(f) for f in shares)) == '✅➖❌❌'
+
+def test_pairs(rng):
+    def pairs(zero, two, three):
+        "Norms that are multiplied by these factors during training"
+        rows = []
+        starts = ('zero', zero, 1.), ('tiny', 1e-3, two), ('tiny3', 1e-3, three)
+        for wd, s, layer, (t, norm, f), e in product((1e-3, 1e-2), range(3), (1, 2), starts, (0, 1)):
+            grown = norm * f**e * (1 + .1 * rng.random())
+            rows.append(dict(wd=wd, seed=s, epoch=e, layer=layer, treatment=t, norm=grown))
+        return pd.DataFrame(rows)
+    factors = (0, .1, .1), (0, .1, 10), (0, 10, .1), (.1, .1, .1)
+    assert verdicts('Z4', *(pairs(*o) for o in factors)) == '✅✅❌❌'
+
+def test_sparse(rng):
+    def sparse(**accuracies):
+        rows = []
+        for (k, a), q, s in product((accuracies | dict(none=.5)).items(), (.2, .8), range(3)):
+            rows.append(dict(kind=k, q=q, seed=s, test_acc=a + .002 * rng.normal(), sparsity_before=q))
+        return pd.DataFrame(rows)
+    tables = [sparse(mono=a, double=b, mutual=c) for a, b, c in ((.4, .3, .2), (.3, .3, .2), (.2, .3, .4))]
+    assert verdicts('Z5', *tables) == '✅➖❌'
+
+def test_imagenet():
+    counts = (('normalization and columns', 0), ('rows and columns', 2))
+    both = pd.DataFrame([dict(rule=r, cutoff=.01, filters=100, frozen=n, double=9 * n, triple=0) for r, n in counts])
+    assert verdicts('Z10', both.assign(frozen=1), both.assign(frozen=0), both, both.assign(cutoff=.1)) == '✅❌➖➖'
+    assert judge('Z10', both).scale == 'paper'
+
+def transfer(accuracies, setting='resnet18', seeds=4, noise=.001):
+    "Runs whose accuracy is known"
+    rows = []
+    for (i, (k, v)), s in product(enumerate(accuracies.items()), range(seeds)):
+        rows.append(dict(setting=setting, variant=k, seed=s, test_acc=v + noise * s * (1 if i % 2 else -1)))
+    return pd.DataFrame(rows)
+
+def test_decay_and_rate():
+    rates = transfer({'0.0005': .4, '0.05': .6, '0.005 → 0.05': .7})
+    good = transfer({'0': .5, '1e-3': .6, '1e-4 → 1e-3': .7})
+    bad = transfer({'0': .6, '1e-3': .5, '1e-4 → 1e-3': .7})
+    same = transfer({'0': .5, '1e-3': .7, '1e-4 → 1e-3': .7}, noise=.002)
+    assert verdicts('Z6', (good, rates), (bad, rates), (same, rates)) == '✅❌➖'
+    assert 'not measured' in judge('Z6', good[good.variant != '0'], rates).measured
+
+def change(setting, gain, frozen=3., loss=1.):
+    d = transfer(dict(standard=.5, reset=.5 + gain), setting)
+    return d.assign(frozen_before=frozen, classes=10, train_loss=loss)
+
+def test_reset():
+    good = pd.concat([change('a', .1), change('b', .12), change('c', .09)])
+    swapped = good.assign(variant=good.variant.map(dict(standard='reset', reset='standard')))
+    assert verdicts('Z7', good, swapped) == '✅❌'
+    assert verdicts('Z7', pd.concat([good, change('d', -.4, frozen=0.)])) == '➖'
+    diverged = change('d', -.4, frozen=0., loss=5.)
+    assert verdicts('Z7', pd.concat([good, diverged])) == '✅'   # it does not count
+    unmeasured = good.assign(frozen_before=0.), good.assign(train_loss=5.), good[good.variant == 'reset']
+    assert verdicts('Z7', *unmeasured) == '➖➖➖'
+
+def test_samples():
+    def samples(gains): return pd.concat([change(f, d) for f, d in gains.items()])
+    gains = {.125: -.1, .5: 0., 1.: .1}, {.125: .1, .5: 0., 1.: .2}, {.125: -.1, .5: 0., 1.: -.003}
+    assert verdicts('Z8', *map(samples, gains)) == '✅❌➖'
+    two = samples({.125: -.1, 1.: .1})
+    assert verdicts('Z8', samples({1.: .1}), two.assign(train_loss=9.), two[two.variant == 'reset']) == '➖➖➖'
+
+def test_tradeoff():
+    rows = [dict(source='decays', setting='resnet18', variant=str(i), seed=s, test_loss=2 + i, first_frozen=i,
+                 fisher=-i) for i in range(12) for s in range(2)]
+    line = pd.DataFrame(rows)
+    assert verdicts('Z9', line, line.assign(fisher=line.first_frozen), line.assign(first_frozen=0)) == '✅❌➖'
+
+def test_warm_starts():
+    def starts(**accuracies):
+        names = dict(warm='warm', cold='cold', long='cold, as long')
+        d = pd.concat([transfer({'0.05': v}, names[k]) for k, v in accuracies.items()])
+        return d.assign(test_loss=1 - d.test_acc)
+    assert verdicts('Z11', starts(warm=.4, cold=.45, long=.5), starts(warm=.5, cold=.45, long=.4)) == '✅❌'
+    same = starts(warm=.4, cold=.4, long=.4).assign(test_loss=1.)
+    assert verdicts('Z11', same) == '➖'
+    unpaired = judge('Z11', starts(warm=.4, cold=.45))
+    assert unpaired.measured == 'warm and cold starts of equally many steps cannot be paired'
+
+# ---------------------------------------------------------------- F1 to F7: initialization and spectra
+
+def test_depths(rng):
+    def depths(up, relu=0.):
+        rows = []
+        for (k, u), d, s in product(dict(relu=relu, gaussian=up, sine=up).items(), (2, 6), range(5)):
+            rows.append(dict(kind=k, depth=d, seed=s, centroid0=1 + d * u + .02 * rng.normal(),
+                             error=.2 + .1 * d * u + .01 * rng.normal()))
+        return pd.DataFrame(rows)
+    assert verdicts('F1', depths(.5), depths(0.), depths(-.5), depths(.5, 1.), depths(.5, .2)) == '✅➖❌❌❌'
+    unlearned = depths(.5).assign(left=1.)
+    assert verdicts('F1', unlearned) == '➖' and 'too few runs learned' in judge('F1', unlearned).measured
+
+def test_order(rng):
+    def order(tau, noise=.02):
+        pairs = product(('relu', 'sine'), range(3))
+        return pd.DataFrame([dict(act=a, seed=s, tau=tau + noise * rng.normal(), reached=4) for a, s in pairs])
+    assert verdicts('F2', order(.9), order(0., .5), order(-.9)) == '✅➖❌'
+
+def test_spike(rng):
+    def arms(kept=.9, hurt=.5, spike=.8):
+        errors = {'relu he, high': hurt, 'relu he': 0., 'relu he, dc': 0., 'gaussian': hurt, 'gaussian low': 0.,
+                  'relu': 0.}
+        rows = []
+        for (k, u), s in product(errors.items(), range(5)):
+            rows.append(dict(kind=k, seed=s, error=.2 + u + .02 * rng.normal(), spike0=spike + .02 * rng.random(),
+                             spike1=spike * kept + .02 * rng.random()))
+        return pd.DataFrame(rows)
+    assert verdicts('F3', arms(), arms(hurt=0.), arms(hurt=-.5), arms(kept=.1), arms(spike=.1)) == '✅➖❌❌➖'
+
+def test_laws():
+    def laws(agree):
+        rows = [dict(name=k, seed=s, error=1e-6, control=1., decay=.01, agree=s in agree, vanishes=True)
+                for k, s in product(('relu', 'sine'), range(5))]
+        return pd.DataFrame(rows)
+    assert verdicts('F4', laws(range(5)), laws(range(4)), laws(range(1))) == '✅➖❌'
+
+def test_pictures(rng):
+    def pictures(random=-.1, swapped=.01, wide=1., reached=True):
+        effects = dict(none=(0., 0.), random=(random, wide), swapped=(swapped, 0.))
+        rows = []
+        for (k, (a, w)), s in product(effects.items(), range(5)):
+            rows.append({'model': 'm', 'task.dataset': 'd', 'task.n_train': 9, 'seed': s, 'labels': k,
+                         'reached': reached, 'test_accuracy': .5 + a + .005 * (-1)**s * (k == 'random'),
+                         'width0': 2**(w + .05 * rng.normal()), 'width1': 2**(w + .05 * rng.normal())})
+        return pd.DataFrame(rows)
+    options = (-.1,), (0.,), (.1,), (-.1, -.1), (-.1, -.05), (-.1, .01, 1., False)
+    assert verdicts('F5', *(pictures(*o) for o in options)) == '✅➖❌❌❌➖'
+    assert verdicts('F6', *(pictures(wide=w) for w in (1., 0., -1.))) == '✅➖❌'
+
+def test_minima(rng):
+    def minima(error, trace):
+        kinds = {'relu he': (0, 0), 'relu he, high': (.2, 1), 'gaussian': (error, trace), 'gaussian low': (0, 0)}
+        rows = []
+        for (k, (e, t)), i in product(kinds.items(), range(8)):
+            fast = k in ('gaussian', 'relu he, high')
+            rows.append({'kind': k, 'signal.freqs': str(i), 'seed': i % 4, 'error': .3 + e + .02 * rng.normal(),
+                         'centroid0': 1 + fast + .1 * rng.random(), 'trace': 10**(t + .05 * rng.normal()),
+                         'top': 10**(t + .05 * rng.normal()), 'loss': 1e-9})
+        return pd.DataFrame(rows)
+    assert verdicts('F7', minima(.3, -1), minima(.3, 0), minima(.3, 1), minima(-.3, -1)) == '✅➖❌❌'

@@ -1,0 +1,90 @@
+"The study of interventions: what is done to a network, what runs share, ratios, and the recorded results"
+import copy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from reinit_nb.between import dirac_reset
+from reinit_nb.core import ReinitError
+from reinit_nb.studies import interventions as study
+from reinit_nb.studies import spectra
+
+
+def smoke_run(how, **kw):
+    run = next(r for r in study.intervention_runs('smoke') if r.how == how)
+    return run.replace(**(dict(epochs=2, looked=8) | kw))
+
+def same_parameters(net, state): return all(torch.equal(v, state[k]) for k, v in net.named_parameters())
+
+@pytest.fixture(scope='module')
+def trained():
+    "Data, a fresh network, and the same after the first stretch"
+    r = smoke_run('nothing')
+    train, _, classes = spectra.image_data(spectra.ImageRun(r.model, r.task, n_test=10, seed=r.seed))
+    fresh = spectra.image_net(r.model, classes, r.seed, size=train[0].shape[2], c_in=train[0].shape[1], width=r.width)
+    return train, fresh, study._train(copy.deepcopy(fresh), train, r, seed=r.seed)
+
+@pytest.mark.parametrize('how', study.CONTINUATIONS)
+def test_what_a_continuation_begins_with(how, trained):
+    train, fresh, first = trained
+    run = smoke_run(how)
+    net = study._second_start(run, first, fresh)
+    begin = {k: v.clone() for k, v in net.state_dict().items()}
+    now = study._after_intervention(run, net, train)
+    expected = copy.deepcopy(fresh if how == 'reservoir' else first)
+    if how == 'Dirac': dirac_reset(expected, run.reset)
+    assert same_parameters(expected, begin)
+    if how == 'LW': assert not torch.equal(next(now.block8.parameters()), next(first.block8.parameters()))
+    else: assert now is net
+    study._train(net, train, run, study._continuation_callbacks(run), run.seed + 1)
+    front = tuple(f'block{i}.' for i in range(1, run.front + 1))
+    stayed = [torch.equal(v, begin[k]) for k, v in net.named_parameters() if k.startswith(front)]
+    assert all(stayed) == (how in ('frozen', 'reservoir'))
+
+def test_runs_of_a_network_share_what_comes_before():
+    rows = [o[0] for o in study.run_interventions([smoke_run(h) for h in ('nothing', 'Dirac')])]
+    alone = study.run_interventions([smoke_run('Dirac')])[0][0]
+    assert rows[1] == alone
+    assert all(rows[0][k] == rows[1][k] for k in rows[0] if k.endswith('0'))
+    assert rows[0]['width1'] != rows[1]['width1']
+    # recipe by recipe, the first stretch would be trained again for each
+    assert study.INTERVENTION_ENGINE.processes is False
+
+def test_runs_live_on_the_default_device(monkeypatch):
+    asked = []
+    def device():
+        asked.append(1)
+        return torch.device('cpu')
+    monkeypatch.setattr(study, 'default_device', device)
+    study.run_interventions([smoke_run('nothing')])
+    assert len(asked) >= 3      # the network, and each of two stretches
+
+WRONG = [(dict(how='frozzen'), "did you mean 'frozen'"), (dict(rounds=0), 'rounds=0'), (dict(probes=1), 'probes=1'),
+         (dict(reset=0.), 'reset=0'), (dict(how='LW', rounds=9, epochs=8), 'epochs=8 should be 9 or more')]
+
+@pytest.mark.parametrize('kw, says', WRONG)
+def test_wrong_recipes_are_refused(kw, says):
+    with pytest.raises(ReinitError, match=says): study.BridgeRun(**kw)
+
+def test_ratios_are_taken_seed_by_seed():
+    rng = np.random.default_rng(0)
+    rows = [dict(model=m, seed=s, how=h, width1=10.**s * (2. if h == 'LW' else 1.) * (1 + .01 * rng.random()))
+            for m in 'ab' for s in range(4) for h in study.CONTINUATIONS]
+    df = pd.DataFrame(rows)
+    t = study.ratios_to_control(df, ['width'])
+    lw = t[t.how == 'LW']
+    assert len(t) == 8 and np.allclose(lw.ratio, 2, rtol=.02)
+    assert (lw.lo > 1.9).all() and (lw.hi < 2.1).all()
+    assert len(study.plot_ratios_to_control(t)) == 1
+    assert len(study.ratios_to_control(df[df.seed == 0], ['width'])) == 0    # one seed has no interval
+
+def test_recorded_results_are_complete():
+    results = study.STUDY.load()
+    df = results.part('interventions')
+    assert set(df.recipe) == {r.hash for r in study.intervention_runs('laptop')}
+    for exhibit in study.STUDY.figures.values():
+        assert len(exhibit.draw(df)) == len(study.INTERVENTION_MEASURES)
+        assert 'Intervals without 1' in exhibit.alt(df)
+    for exhibit in study.STUDY.tables.values(): assert len(exhibit.make(df)) == 4 * len(study.INTERVENTION_MEASURES)
