@@ -8,7 +8,7 @@ __all__ = ['R1', 'R2', 'R3', 'R4', 'R5', 'R6', 'R7', 'R8', 'R9', 'R10', 'R11', '
            'fitted_settings', 'margin_gain', 'size_ratio', 'with_sharpness', 'flatness_gain', 'ablation_gains',
            'hyperparameter_gains', 'round_speedup']
 
-# %% ../../nbs/71_claims.reinit.ipynb #d880a70b
+# %% ../../nbs/71_claims.reinit.ipynb #2ff53928
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -220,7 +220,7 @@ def margin_gain(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
 
 R8 = Claim('R8', 'reinit_cnn', ('grid',), margin_gain)
 
-# %% ../../nbs/71_claims.reinit.ipynb #ea01a2a8
+# %% ../../nbs/71_claims.reinit.ipynb #3da84066
 def size_ratio(df: pd.DataFrame,  # From `label_cnn` of `grid_runs`
                near: float = 1.1  # Ratios up to this are no increase
               ) -> Evidence:
@@ -321,5 +321,5 @@ def round_speedup(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
 
 R13 = Claim('R13', 'reinit_cnn', ('grid',), round_speedup)
 
-# %% ../../nbs/71_claims.reinit.ipynb #9f2596a7
+# %% ../../nbs/71_claims.reinit.ipynb #dd61849b
 CLAIMS = (R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R13)

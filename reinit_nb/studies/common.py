@@ -109,10 +109,11 @@ class Study:
 
     def load(self,
              path=None,  # Folder of results; default: that of the repository
-             scale: str = 'laptop'  # Of the results
+             scale: str = 'laptop',  # Of the results
+             seeds: int | None = None  # As in `lists`
             ) -> 'StudyResults':
         "Open the published results"
-        return StudyResults(self, path, scale)
+        return StudyResults(self, path, scale, seeds)
 
 # %% ../../nbs/60_studies.common.ipynb #09cd4c40
 def find_results(path=None,  # Folder; default: that of the repository
@@ -136,9 +137,12 @@ class StudyResults:
     def __init__(self,
                  study: Study,  # Whose results
                  path=None,  # As in `find_results`
-                 scale: str = 'laptop'  # Of the results
+                 scale: str = 'laptop',  # Of the results
+                 seeds: int | None = None  # As in `Study.lists`
                 ):
-        self.study, self.scale = study, get_scale(scale)
+        self.study = study
+        self.scale = get_scale(scale)
+        self.seeds = seeds
         self._folder, self._found, self._cache = path, None, {}
 
     def _once(self, key, compute):
@@ -153,7 +157,10 @@ class StudyResults:
 
     @property
     def _lists_of_files(self):
-        return self._once('lists', lambda: {k: f.lists(self.scale) for k, f in self.study.files.items()})
+        return self._once('lists', self._read_lists)
+
+    def _read_lists(self):
+        return {name: source.lists(self.scale, self.seeds) for name, source in self.study.files.items()}
 
     @property
     def lists(self) -> dict:  # Name → recipes
