@@ -178,10 +178,12 @@ def layerwise_weights(ws: Sequence[Tensor],  # Weights, one for each layer, the 
     return kept + above
 
 def _rescale_nonzero(w, norm, lead):
-    "Rescale the models whose weight is not zero, now and at first"
+    "Rescale the models whose weight is finite and not zero, now and at first; the others stay as they are"
     now = norm_of(w, lead)
     norm = torch.as_tensor(norm, dtype=w.dtype, device=w.device)
-    return rescale(w, torch.where((now == 0) | (norm == 0), now, norm), lead)
+    live = torch.isfinite(now) & (now > 0) & (norm > 0) & (now != norm)
+    factor = torch.where(live, norm / now, 1.)
+    return w * factor.view(*factor.shape, *[1] * (w.ndim - lead))
 
 # %% ../nbs/20_reinit.ipynb #dcf207dd
 def output_stats(z: Tensor,  # Output of a block on a batch

@@ -8,12 +8,13 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import OptimWrapper
+from reference_loops import linears, mlp_loop
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from reinit_nb.baselines import METHODS
 from reinit_nb.core import Streams
-from reinit_nb.ensemble import MLPRun, torch_run
+from reinit_nb.ensemble import MLPRun
 from reinit_nb.init import draw_weights
 from reinit_nb.reinit import PAPER_METHODS
 from reinit_nb.synthetic import SyntheticTask, make_synthetic
@@ -68,7 +69,7 @@ def by_fastai(run):
         learn.fit(run.rounds * run.steps, run.lr, cbs=callback(run))    # one full batch is an epoch, and a step
     return [m for m in net.modules() if isinstance(m, nn.Linear)]
 
-def by_torch(run): return [m for m in torch_run(run)[0] if isinstance(m, nn.Linear)]
+def by_torch(run): return linears(mlp_loop(run)[0])
 
 def assert_same_layers(got, want):
     for a, b in zip(got, want, strict=True):
