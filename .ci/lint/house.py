@@ -87,7 +87,7 @@ def one_live_notebook_per_module():
 
 
 def own_imports(source, module=''):
-    "Modules of this package that `dataset_source` imports, at the top or inside a function, as pairs of module and name"
+    "Modules of this package that `source` imports, at the top or inside a function, as pairs of module and name"
     package = module.split('.')[:-1]
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -110,7 +110,7 @@ def own_imports(source, module=''):
 
 
 def imported_modules(source, module, known):
-    "The modules out of `has_reset_rule` that `dataset_source` imports"
+    "The modules out of `has_reset_rule` that `source` imports"
     found = own_imports(source, module)
     return {m for m, _ in found if m in known} | {
         f'{m}.{n}'.strip('.') for m, n in found if f'{m}.{n}'.strip('.') in known
