@@ -1,7 +1,7 @@
 # A fresh machine needs python3 (3.10 or newer, with venv), make and git; everything else goes into .venv.
 
 PYTHON  ?= python3
-# What `make reproduce` runs
+# What `make reproduce` and `make bench` run, and where results go
 SCALE   ?= laptop
 SEEDS   ?=
 OUT     ?= reproduced
@@ -86,8 +86,13 @@ test-latest:  ## Test the library on the newest fastai, fastcore and torch, in .
 	$(LATEST)/bin/python $(PIP) list | grep -iE '^(fastai|fastcore|torch|torchvision|numpy|pandas) '
 	$(LATEST)/bin/python -m pytest -q -rs tests
 
-bench: $(STAMP)  ## Compare the ensemble with plain torch on this machine
-	$(BIN)/reinit_bench
+# Copies are executed, so that the committed pages stay as they are
+bench: export REINIT_SCALE = $(SCALE)
+bench: $(STAMP)  ## Run the benchmarks on this machine: pages with tables and figures in OUT/benchmarks
+	@mkdir -p $(OUT)/benchmarks
+	@cp nbs/benchmarks/*.ipynb $(OUT)/benchmarks
+	$(BIN)/jupyter-execute --inplace --kernel_name=python3 $(OUT)/benchmarks/*.ipynb
+	@echo 'The results are in:'; ls $(OUT)/benchmarks/*.ipynb
 
 readme:  ## Make README.md from nbs/index.ipynb
 	$(PYTHON) .ci/readme.py
