@@ -6,13 +6,13 @@
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'STOPS', 'KEEP', 'MONITORS', 'PRECISIONS', 'HEADS', 'NEARLY_FROZEN', 'Before', 'Learn',
            'lr_at', 'momentum_at', 'scaled_decay', 'Method', 'PathRecipe', 'Run', 'PathRun', 'task_shape',
            'classifier_name', 'weight_changes', 'transfer_weights', 'imagenet_start', 'stage_model', 'missing_inputs',
-           'n_rounds', 'check_split', 'check_path', 'PrecisionCallback', 'make_optimizer', 'learner', 'round_callback',
-           'fit_stage', 'seeded', 'evaluate_learner', 'training_images', 'training_accuracy', 'measure_learner',
-           'fisher_pairs', 'fisher_score', 'penultimate_features', 'find_wiring', 'count_frozen', 'stage_row',
-           'StageCallback', 'RoundEndCallback', 'TimedCheckpoint', 'Stage', 'train_run', 'FinishedStages', 'PathFolder',
-           'PathProgress', 'path_status', 'stage_streams', 'TrainedPath', 'train_path', 'plot_path', 'run_recipe',
-           'plan_paths', 'run_paths', 'batches_per_epoch', 'match_steps', 'training_fit', 'precision_speeds',
-           'fastest_precision']
+           'n_rounds', 'check_split', 'check_path', 'PrecisionCallback', 'make_optimizer', 'learner',
+           'evaluate_learner', 'training_accuracy', 'RoundEndCallback', 'round_callback', 'fit_stage', 'seeded',
+           'training_images', 'measure_learner', 'fisher_pairs', 'fisher_score', 'penultimate_features', 'find_wiring',
+           'count_frozen', 'stage_row', 'StageCallback', 'TimedCheckpoint', 'Stage', 'train_run', 'FinishedStages',
+           'PathFolder', 'PathProgress', 'path_status', 'stage_streams', 'TrainedPath', 'train_path', 'plot_path',
+           'run_recipe', 'plan_paths', 'run_paths', 'batches_per_epoch', 'match_steps', 'training_fit',
+           'precision_speeds', 'fastest_precision']
 
 # %% ../nbs/50_path.ipynb #056d4acb
 import json
@@ -653,6 +653,96 @@ def learner(run: PathRecipe,  # `Run` or `PathRun`
     return Learner(data, net, CrossEntropyLossFlat(), make_optimizer(how), lr=how.lr, wd=how.wd, wd_bn_bias=True,
                    metrics=accuracy, cbs=list(cbs))
 
+# %% ../nbs/50_path.ipynb #a1f0c01f
+@torch.no_grad()
+def evaluate_learner(learn,  # fastai `Learner`
+                     dl  # Loader of batches
+                    ) -> tuple[float, float]:  # Mean loss and accuracy
+    "Return loss and accuracy over all of `dl`"
+    training = learn.model.training
+    net = learn.model.eval().to(dl.device)
+    sums = torch.zeros(3, dtype=torch.float64)
+    for x, y in dl:
+        x, y = x.as_subclass(Tensor), y.as_subclass(Tensor)
+        out = net(x)
+        loss = learn.loss_func(out, y) * len(y)
+        sums += torch.stack([loss, (out.argmax(1) == y).sum(), y.new_tensor(len(y))]).double().cpu()
+    net.train(training)
+    loss, right, n = sums.tolist()
+    return loss / n, right / n
+
+def _unaugmented(learn, bs):
+    "A loader of the training images in their order; iterate within `dataset.set_split_idx(1)`"
+    return learn.dls.train.new(shuffle=False, drop_last=False, bs=bs)
+
+def training_accuracy(learn  # fastai `Learner`
+                     ) -> float:
+    "Return the accuracy on the training images; nothing changes, also in the middle of a fit"
+    with preserve_rng():   # a new loader draws from Python's generator
+        train = _unaugmented(learn, learn.dls.valid.bs)
+        with train.dataset.set_split_idx(1): return evaluate_learner(learn, train)[1]
+
+# %% ../nbs/50_path.ipynb #a1f0c021
+class RoundEndCallback(PlateauCallback):
+    "End the rounds of a stage as `Learn` says, and note what each of them took"
+    order = TrackerCallback.order + 5   # after `StageCallback`, which sees the last epoch, too
+    _saved = (*PlateauCallback._saved, 'ended', 'n')
+
+    def __init__(self,
+                 how: Learn,  # Schedule, patience, factor, min_lr, stop, keep and monitor matter
+                 cb: RoundCallback | None = None,  # The method; `None`: one round
+                 rounds: int = 1  # Its rounds
+                ):
+        self.how = how
+        self.shares = share_epochs(how.epochs, rounds)
+        self.ended = []   # a dictionary for each round
+        super().__init__(cb, self.shares[0], rounds, how.patience, 0, monitor=MONITORS[how.monitor])
+
+    def after_epoch(self):
+        if self.learn.lock.locked(): return   # only a validation
+        TrackerCallback.after_epoch(self)
+        self.epochs += 1
+        self.waited = 0 if self.new_best else self.waited + 1
+        if self.new_best and self.how.keep == 'best':
+            self.kept = {k: v.detach().clone() for k, v in unwrap_model(self.model).state_dict().items()}
+        converged = self._on_plateau() and self.how.stop == 'converged'
+        if converged or self.epochs >= self.n: self._end_round(converged)
+
+    def _on_plateau(self):
+        "Reduce the learning rate on a plateau; return whether it is as low as it may be"
+        if self.how.schedule != 'plateau' or self.waited < self.patience: return False
+        self.waited = 0
+        lrs = [h['lr'] * self.how.factor for h in self.opt.hypers]
+        if min(lrs) < self.how.min_lr: return True
+        self.opt.set_hyper('lr', lrs)
+        return False
+
+    def _end_round(self, converged):
+        steps = self.train_iter - sum(o['steps'] for o in self.ended)
+        self.ended.append(dict(steps=steps, train_acc=training_accuracy(self.learn), converged=converged))
+        if self.how.keep == 'best': self._load_best()
+        if self.how.schedule == 'plateau': self.opt.set_hyper('lr', self.base)
+        self.done += 1
+        if self.done == self.rounds:
+            if self.how.stop == 'converged': raise CancelFitException()
+            return
+        if self.how.stop == 'converged': self.cb.starts = (*self.cb.starts, self.cb.step + 1)
+        self.n = self.shares[self.done]
+        self._new_round()
+        self.best = math.inf if self.comp(0, 1) else -math.inf
+
+    def _load_best(self):
+        if self.kept is None:
+            raise ReinitError(f'{self.monitor} was never a number in round {self.done+1}: training has diverged. '
+                              'Try a lower learning rate')
+        unwrap_model(self.model).load_state_dict(self.kept)
+
+    def row(self) -> dict:  # steps_<round>, train_acc_<round>; with stop='converged' also how many rounds converged
+        "Return what is recorded of the rounds"
+        found = {f'{k}_{r}': o[k] for k in ('steps', 'train_acc') for r, o in enumerate(self.ended, 1)}
+        if self.how.stop == 'converged': found['converged'] = sum(o['converged'] for o in self.ended)
+        return found
+
 # %% ../nbs/50_path.ipynb #bc4c614b
 def round_callback(learn) -> RoundCallback | None:
     "Return the method's callback of a `Learner`; if there are several, one that is not the baseline"
@@ -702,40 +792,12 @@ def seeded(seed: int,  # Of a run
             np.random.set_state(old_numpy)
 
 # %% ../nbs/50_path.ipynb #a07972ea
-@torch.no_grad()
-def evaluate_learner(learn,  # fastai `Learner`
-                     dl  # Loader of batches
-                    ) -> tuple[float, float]:  # Mean loss and accuracy
-    "Return loss and accuracy over all of `dl`"
-    training = learn.model.training
-    net = learn.model.eval().to(dl.device)
-    sums = torch.zeros(3, dtype=torch.float64)
-    for x, y in dl:
-        x, y = x.as_subclass(Tensor), y.as_subclass(Tensor)
-        out = net(x)
-        loss = learn.loss_func(out, y) * len(y)
-        sums += torch.stack([loss, (out.argmax(1) == y).sum(), y.new_tensor(len(y))]).double().cpu()
-    net.train(training)
-    loss, right, n = sums.tolist()
-    return loss / n, right / n
-
-def _unaugmented(learn, bs):
-    "A loader of the training images in their order; iterate within `dataset.set_split_idx(1)`"
-    return learn.dls.train.new(shuffle=False, drop_last=False, bs=bs)
-
 def training_images(learn,  # fastai `Learner`
                     n: int  # How many
                    ) -> tuple:  # Batch `(x, y)`
     "Return the first training images, without augmentation"
     dl = _unaugmented(learn, n)
     with dl.dataset.set_split_idx(1): return tuple(o.as_subclass(Tensor) for o in next(iter(dl)))
-
-def training_accuracy(learn  # fastai `Learner`
-                     ) -> float:
-    "Return the accuracy on the training images, without augmentation; nothing changes, also in the middle of a fit"
-    with preserve_rng():   # a new loader draws from Python's generator
-        train = _unaugmented(learn, learn.dls.valid.bs)
-        with train.dataset.set_split_idx(1): return evaluate_learner(learn, train)[1]
 
 def measure_learner(learn  # fastai `Learner` with loaders from `vision.image_dls`
                    ) -> dict:  # `loss` and `acc` of `train`, `valid` and `test`, and steps, epochs, rounds
@@ -867,67 +929,6 @@ class StageCallback(TrackerCallback):
     def restore_best(self, net: nn.Module):
         "Load the best weights, if they were kept"
         if self.kept is not None: net.load_state_dict(self.kept)
-
-# %% ../nbs/50_path.ipynb #a1f0c021
-class RoundEndCallback(PlateauCallback):
-    "End the rounds of a stage as `Learn` says, and note what each of them took"
-    order = StageCallback.order + 1   # whoever watches the stage sees the last epoch, too
-    _saved = (*PlateauCallback._saved, 'ended', 'n')
-
-    def __init__(self,
-                 how: Learn,  # Schedule, patience, factor, min_lr, stop, keep and monitor matter
-                 cb: RoundCallback | None = None,  # The method; `None`: one round
-                 rounds: int = 1  # Its rounds
-                ):
-        self.how = how
-        self.shares = share_epochs(how.epochs, rounds)
-        self.ended = []   # a dictionary for each round
-        super().__init__(cb, self.shares[0], rounds, how.patience, 0, monitor=MONITORS[how.monitor])
-
-    def after_epoch(self):
-        if self.learn.lock.locked(): return   # only a validation
-        TrackerCallback.after_epoch(self)
-        self.epochs += 1
-        self.waited = 0 if self.new_best else self.waited + 1
-        if self.new_best and self.how.keep == 'best':
-            self.kept = {k: v.detach().clone() for k, v in unwrap_model(self.model).state_dict().items()}
-        converged = self._on_plateau() and self.how.stop == 'converged'
-        if converged or self.epochs >= self.n: self._end_round(converged)
-
-    def _on_plateau(self):
-        "Reduce the learning rate on a plateau; return whether it is as low as it may be"
-        if self.how.schedule != 'plateau' or self.waited < self.patience: return False
-        self.waited = 0
-        lrs = [h['lr'] * self.how.factor for h in self.opt.hypers]
-        if min(lrs) < self.how.min_lr: return True
-        self.opt.set_hyper('lr', lrs)
-        return False
-
-    def _end_round(self, converged):
-        steps = self.train_iter - sum(o['steps'] for o in self.ended)
-        self.ended.append(dict(steps=steps, train_acc=training_accuracy(self.learn), converged=converged))
-        if self.how.keep == 'best': self._load_best()
-        if self.how.schedule == 'plateau': self.opt.set_hyper('lr', self.base)
-        self.done += 1
-        if self.done == self.rounds:
-            if self.how.stop == 'converged': raise CancelFitException()
-            return
-        if self.how.stop == 'converged': self.cb.starts = (*self.cb.starts, self.cb.step + 1)
-        self.n = self.shares[self.done]
-        self._new_round()
-        self.best = math.inf if self.comp(0, 1) else -math.inf
-
-    def _load_best(self):
-        if self.kept is None:
-            raise ReinitError(f'{self.monitor} was never a number in round {self.done+1}: training has diverged. '
-                              'Try a lower learning rate')
-        unwrap_model(self.model).load_state_dict(self.kept)
-
-    def row(self) -> dict:  # steps_<round>, train_acc_<round>; with stop='converged' also how many rounds converged
-        "Return what is recorded of the rounds"
-        found = {f'{k}_{r}': o[k] for k in ('steps', 'train_acc') for r, o in enumerate(self.ended, 1)}
-        if self.how.stop == 'converged': found['converged'] = sum(o['converged'] for o in self.ended)
-        return found
 
 # %% ../nbs/50_path.ipynb #8011bc46
 class TimedCheckpoint(CheckpointCallback):
