@@ -249,6 +249,7 @@ def test_every_round_restarts_ends_by_itself_and_begins_with_its_best_weights():
     run = CONVERGING.replace(method=Method('restart', rounds=3), learn=PLATEAU.replace(epochs=60))
     spy, first = Spy(), {}
     class First(Callback):
+        order = 20   # after the method has begun a round
         def before_batch(self):
             step = round_callback(self.learn).step
             if self.training: first.setdefault(step, weights(self.learn))
@@ -272,7 +273,8 @@ def test_rounds_have_a_maximum_of_epochs():
 def test_the_best_weights_of_fixed_rounds_are_kept_under_any_schedule():
     how = Learn(lr=.04, batch=20, epochs=8, schedule='cosine', keep='best', monitor='loss')
     learn = train_run(CONVERGING.replace(learn=how))
-    assert learn.validate()[0] == pytest.approx(min(v[1] for v in learn.recorder.values), rel=1e-5)
+    lowest = min(loss for _, loss, _ in learn.recorder.values)
+    assert learn.validate()[0] == pytest.approx(lowest, rel=1e-5)
 
 def test_baseline_of_equal_steps():
     lw = CONVERGING.replace(method=Method('LW'))
@@ -345,11 +347,11 @@ def test_training_fit_looks_at_every_arm_round_and_setting_but_averages_seeds():
 @pytest.mark.parametrize('name', ['scnn', 'resnet18', 'mobilenet', 'allcnn'])
 def test_other_precisions_differ_by_rounding_only_at_the_start(name, change):
     run = Run(name, Task('digits', n_train=60, size=16), Learn(lr=.01, batch=20, epochs=1), width=.125)
-    class Losses(Callback):
+    class LossSpy(Callback):
         def before_fit(self): self.found = []
         def after_loss(self):
-            if self.training: self.found.append(float(self.loss))
-    plain, other = Losses(), Losses()
+            if self.training: self.found.append(self.loss.item())
+    plain, other = LossSpy(), LossSpy()
     train_run(run, cbs=[plain])
     learn = train_run(run.replace(learn=run.learn.replace(**change)), cbs=[other])
     assert other.found[0] == pytest.approx(plain.found[0], rel=.02 if 'precision' in change else 1e-4)
