@@ -19,10 +19,14 @@ from reinit_nb.stats import (
     decision_tree,
     format_interval,
     holm,
+    improvement_probability,
+    interquartile_mean,
     leave_group_out,
     mean_interval,
     paired_differences,
     pairwise,
+    power_of,
+    seeds_needed,
     sign_test,
     stars,
 )
@@ -231,6 +235,73 @@ def test_leave_group_out_sees_nothing_of_the_group(known):
         seen, new = known[known.dataset != o.dataset], known[known.dataset == o.dataset]
         assert o.tree == (decision_tree(seen, TREE_FEATURES, 'best').predict(new) == new.best).sum()
         assert o.majority == (new.best == seen.best.value_counts().idxmax()).sum()
+
+# ---------------------------------------------------------------- power, improvement, interquartile mean
+
+@pytest.mark.parametrize('effect, power, n', [   # G*Power 3.1: paired t test, two-sided, level .05
+    (.2, .8, 199), (.5, .8, 34), (.8, .8, 15), (1., .8, 10), (.5, .95, 54), (.3, .9, 119)])
+def test_seeds_needed_as_in_tables(effect, power, n):
+    assert seeds_needed(1, effect, power) == n
+    assert seeds_needed(3, 3 * effect, power) == n
+    assert power_of(n, 1, effect) >= power > power_of(n - 1, 1, effect)
+
+def test_power_of_a_simulation():
+    rng = np.random.default_rng(0)
+    for n, delta in ((4, 1.5), (8, 1.), (12, .5)):
+        d = rng.normal(delta, 1, size=(4000, n))
+        t = d.mean(1) / d.std(1, ddof=1) * n**.5
+        found = (abs(t) > sps.t.ppf(.975, n - 1)).mean()
+        assert power_of(n, 1, delta) == pytest.approx(found, abs=.025)
+
+def test_power_at_its_limits():
+    assert power_of(5, 0, 1) == 1 and power_of(5, 0, 0) == 0
+    assert power_of(5, 1e-6, 1) == 1
+    assert power_of(200, 1, 30) == 1
+    assert power_of(6, 1, 0, level=.9) == pytest.approx(.1)
+    assert seeds_needed(1e-9, 1) == 2
+    assert seeds_needed(1, 1, level=.99) > seeds_needed(1, 1)
+    powers = [power_of(n, 1, .4) for n in range(2, 200)]
+    assert np.isfinite(powers).all() and (np.diff(powers) > 0).all()
+
+@pytest.mark.parametrize('wrong, said', [
+    (lambda: power_of(1, 1, 1), 'n=1'), (lambda: power_of(3, -1, 1), 'sd=-1'), (lambda: seeds_needed(1, 0), 'delta=0'),
+    (lambda: seeds_needed(1, 1, power=1), 'power=1'), (lambda: seeds_needed(1, 1e-9), 'more than'),
+    (lambda: power_of(3, float('nan'), 1), 'sd=nan'), (lambda: improvement_probability([]), 'at least one'),
+    (lambda: improvement_probability([np.nan]), 'finite'), (lambda: interquartile_mean([]), 'at least one'),
+    (lambda: interquartile_mean([1, 2], by=[0]), 'one setting for each')])
+def test_wrong_input_of_power(wrong, said):
+    with pytest.raises(ReinitError) as e: wrong()
+    assert said in str(e.value)
+
+@quick
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=30))
+def test_improvement_probability_properties(d):
+    d = np.array(d)
+    p, mirrored = improvement_probability(d), improvement_probability(-d)
+    assert p['value'] == pytest.approx(((d > 0) + (d == 0) / 2).mean())
+    assert 0 <= p['lo'] <= p['value'] <= p['hi'] <= 1
+    assert (p['lo'], p['hi']) == pytest.approx((1 - mirrored['hi'], 1 - mirrored['lo']))
+    if (d != 0).all():
+        exact = sps.binomtest(int((d > 0).sum()), len(d)).proportion_ci(method='exact')
+        assert (p['lo'], p['hi']) == pytest.approx(tuple(exact))
+
+def test_interquartile_mean_resamples_within_settings():
+    rng = np.random.default_rng(1)
+    values, settings_ = rng.normal(size=(10, 12)) + 50 * np.arange(10)[:, None], np.repeat(np.arange(10), 12)
+    inside = interquartile_mean(values.ravel(), settings_)
+    anywhere = interquartile_mean(values.ravel())
+    middle = np.sort(values.ravel())[30:90]
+    assert inside['value'] == anywhere['value'] == pytest.approx(middle.mean())
+    assert inside['hi'] - inside['lo'] < (anywhere['hi'] - anywhere['lo']) / 20
+    assert inside == interquartile_mean(values.ravel(), settings_)
+    order = rng.permutation(120)   # settings need not stand together
+    shuffled = interquartile_mean(values.ravel()[order], settings_[order])
+    assert (shuffled['lo'], shuffled['hi']) == pytest.approx((inside['lo'], inside['hi']), abs=.5)
+
+def test_interquartile_mean_covers():
+    rng = np.random.default_rng(2)
+    found = [interquartile_mean(rng.normal(size=40), np.repeat(range(4), 10), n=400, seed=i) for i in range(300)]
+    assert np.mean([o['lo'] < 0 < o['hi'] for o in found]) > .88
 
 # ---------------------------------------------------------------- the paper's tables
 
