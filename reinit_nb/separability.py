@@ -24,7 +24,7 @@ from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_choice, check_number, unknown_message
+from .core import ReinitError, Streams, check_choice, check_number, new_axes, unknown_message
 from .probing import call_model, iter_batches, probe_model
 
 # %% ../nbs/40_separability.ipynb #8ce6919d
@@ -668,12 +668,11 @@ def plot_separability(df: pd.DataFrame,  # From `separability`
                       ax=None  # Where to draw
                      ):  # Axes
     "Plot separability by layer: training set dashed, test set solid"
-    from matplotlib import pyplot as plt
     measures, label = _measures_to_draw(df, measure)
     df = df[df.measure.isin(measures)]
     check_choice('by', by, list(df.columns))
     colors = {k: f'C{i%10}' for i, k in enumerate(df[by].unique())}
-    if ax is None: ax = plt.subplots(figsize=(5, 3), layout='constrained')[1]
+    ax = new_axes(ax=ax)
     for (k, part), g in df.groupby([by, 'part'], sort=False):
         ax.plot(g.depth, g.value, _LINE_STYLES.get(part, '-'), marker='o', ms=3, c=colors[k])
     if len(colors) > 1:
@@ -784,13 +783,12 @@ def plot_separability_training(df: pd.DataFrame,  # From `SeparabilityCallback.d
                               ):  # Axes
     "Plot separability along training, a line for each layer, early ones dark and late ones light"
     from matplotlib import colormaps
-    from matplotlib import pyplot as plt
     if not len(df): raise ReinitError('df is empty: nothing has been measured yet')
     measures, label = _measures_to_draw(df, measure)
     df = df[df.measure.isin(measures[:1] if measure is None else measures)]
     part = df.part.iloc[-1] if part is None else check_choice('part', part, df.part.unique())
     layers = list(df.layer.unique())
-    if ax is None: ax = plt.subplots(figsize=(5, 3), layout='constrained')[1]
+    ax = new_axes(ax=ax)
     for i, layer in enumerate(layers):
         g = df[(df.layer == layer) & (df.part == part)]
         color = colormaps['viridis'](.9 * i / max(1, len(layers) - 1))

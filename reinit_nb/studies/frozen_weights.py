@@ -23,7 +23,7 @@ from fastai.callback.core import Callback
 from torch import nn
 
 from ..between import SPARSITY_KINDS, sparsify, sparsity, sparsity_totals
-from ..core import ReinitError, by_scale, check_choice, check_number
+from ..core import ReinitError, by_scale, check_choice, check_number, new_axes
 from ..core import scale as get_scale
 from ..frozen import MutuallyFrozenCallback, frozen_totals, mutually_frozen
 from ..path import Learn, Run, lr_at, training_images
@@ -309,18 +309,16 @@ def plot_frozen_share(df: pd.DataFrame,  # From `label_freezing` of results of `
                       x: str = 'epoch'  # Or `exposure`
                      ):  # One Axes per network
     "Plot Figure 3: share of filters that are frozen, one line per run"
-    import matplotlib.pyplot as plt
     archs, color = list(df.model.unique()), decay_colors(df.wd)
-    _, axs = plt.subplots(ncols=len(archs), figsize=(4 * len(archs), 2.8), layout='constrained', squeeze=False,
-                          sharey=True)
-    for ax, arch in zip(axs[0], archs):
+    axs = new_axes(len(archs), size=(4, 2.8), sharey=True)
+    for ax, arch in zip(axs, archs):
         for (wd, seed), g in df[df.model == arch].groupby(['wd', 'seed']):
             ax.plot(g[x], 100 * g.share, color=color[wd], lw=1.2, label=f'{wd:g}' if seed == 0 else None)
         if x == 'exposure': ax.axvline(np.log(100), c='k', lw=.8, ls=':')
         ax.set(title=arch, xlabel=x)
-    axs[0, 0].set_ylabel('filters frozen [%]')
-    axs[0, -1].legend(title='weight decay', fontsize=7, title_fontsize=7)
-    return axs[0]
+    axs[0].set_ylabel('filters frozen [%]')
+    axs[-1].legend(title='weight decay', fontsize=7, title_fontsize=7)
+    return axs
 
 def freezing_onset(df: pd.DataFrame  # From `label_freezing` of results of `freezing_runs`
                   ) -> pd.DataFrame:  # One row per network and weight decay
@@ -349,9 +347,8 @@ def pair_table(df: pd.DataFrame  # Results of `pair_runs`
 def plot_pair_norms(t: pd.DataFrame  # From `pair_table`
                    ):  # One Axes per treatment
     "Plot Figure 4: norm of row plus column; one line per layer, the mean over seeds"
-    import matplotlib.pyplot as plt
     color = decay_colors(t.wd)
-    axs = plt.subplots(ncols=4, figsize=(11, 2.8), layout='constrained')[1]
+    axs = new_axes(4, size=(2.75, 2.8))
     for ax, treatment in zip(axs, TREATMENTS):
         for (wd, layer), g in t[t.treatment == treatment].groupby(['wd', 'layer']):
             mean = g.groupby('epoch').norm.mean()
@@ -399,8 +396,7 @@ def sparsity_table(df: pd.DataFrame  # Results of `sparse_runs`
 def plot_sparsity_table(t: pd.DataFrame  # From `sparsity_table`
                        ):  # Axes
     "Plot test accuracy by measured sparsity"
-    import matplotlib.pyplot as plt
-    ax = plt.subplots(figsize=(4.5, 3), layout='constrained')[1]
+    ax = new_axes(size=(4.5, 3))
     for kind, g in t.drop('none', level='kind').groupby('kind', sort=False):
         ax.errorbar(g.zeros, g.test, [g.test - g.lo, g.hi - g.test], marker='o', ms=4, capsize=2, label=kind)
     ax.axhline(t.test['none'].iloc[0], c='k', lw=.8, ls=':', label='dense')

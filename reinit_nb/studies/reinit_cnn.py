@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core import ReinitError, by_scale, check_choice, check_number
+from ..core import ReinitError, by_scale, check_choice, check_number, new_axes
 from ..core import scale as get_scale
 from ..datasets import dataset_catalog
 from ..flatness import margins, noise_curve, size_ratios, weight_size
@@ -322,8 +322,7 @@ def plot_cnn_table2(t: pd.DataFrame,  # From `cnn_table2`
                     ax=None
                    ):  # Axes
     "Draw the gain over BL in points as colors, with accuracies as numbers"
-    import matplotlib.pyplot as plt
-    ax = ax or plt.subplots(figsize=(6.5, .24 * len(t) + 1), layout='constrained')[1]
+    ax = new_axes(size=(6.5, .24 * len(t) + 1), ax=ax)
     gain = t.sub(t.BL, axis=0)
     top = max(1, np.nanquantile(gain.abs(), .98))
     image = ax.imshow(gain, cmap='RdBu', vmin=-top, vmax=top, aspect='auto')
@@ -367,10 +366,6 @@ def ablation_table(df: pd.DataFrame  # From `label_cnn` of `ablation_runs`
     return pd.DataFrame(rows).set_index('variant').astype(dict(wins='Int64', ties='Int64', losses='Int64')).round(2)
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #bcd2b4f1
-def _row_of_axes(n, width=3., height=2.7):
-    import matplotlib.pyplot as plt
-    return plt.subplots(ncols=n, figsize=(width * n, height), layout='constrained', squeeze=False)[1][0]
-
 def _line_style(method):
     return dict(color=color_of(method), lw=2 if method in ('BL', 'LW') else 1, label=method)
 
@@ -379,7 +374,7 @@ def plot_budgets(df: pd.DataFrame  # From `label_cnn` of `budget_runs`
     "Draw Figure 3: test accuracy by steps per round, for equal totals"
     df = df.assign(per_round=df.steps / df.rounds.max(), acc=100 * df.test_acc)
     datasets = list(df.dataset.unique())
-    axs = _row_of_axes(len(datasets))
+    axs = new_axes(len(datasets), size=(3, 2.7))
     for ax, d in zip(axs, datasets):
         for m in PAPER_METHODS:
             s = summary(df[(df.dataset == d) & (df.method == m)], 'per_round', 'acc').sort_values('per_round')
@@ -405,7 +400,7 @@ def _plot_by_dataset(df, stem, name, factor=1.):
     "Draw an Axes per dataset and a line per method: the mean over networks and seeds"
     d = _long(df, stem, name)
     datasets = list(d.dataset.unique())
-    axs = _row_of_axes(len(datasets))
+    axs = new_axes(len(datasets), size=(3, 2.7))
     for ax, k in zip(axs, datasets):
         for m in PAPER_METHODS:
             s = factor * d[(d.dataset == k) & (d.method == m)].groupby(name).y.mean()
@@ -442,7 +437,7 @@ def weight_size_ratios(df: pd.DataFrame  # From `label_cnn`
 def plot_weight_sizes(t: pd.DataFrame  # From `weight_size_ratios`
                      ):  # Axes
     "Draw a Gaussian approximation of the ratios' logarithms, as Figure 6 for the ratios"
-    ax = _row_of_axes(1, 6)[0]
+    ax = new_axes(size=(6, 2.7))
     for m in [o for o in PAPER_METHODS if o in set(t.method)]:
         v = np.log(t[t.method == m].ratio)
         mean, std = v.mean(), v.std()
@@ -460,7 +455,7 @@ def plot_lw_against_bl(t: pd.DataFrame,  # From `setting_gains`, with `base` and
                       ):  # One Axes per dataset
     "Draw Figure 7: LW against BL, one dot per setting"
     datasets = list(t.dataset.unique())
-    axs = _row_of_axes(len(datasets), 3.3, 3) if axs is None else axs
+    axs = new_axes(len(datasets), size=(3.3, 3)) if axs is None else axs
     for ax, d in zip(axs, datasets):
         g = t[t.dataset == d]
         x, y = 100 * g.base, 100 * (g.base + g.gain)
@@ -482,7 +477,7 @@ def round_steps_table(df: pd.DataFrame,  # From `label_cnn`
 def plot_round_steps(t: pd.DataFrame  # From `round_steps_table`
                     ):  # Axes
     "Draw the steps until a round has learned, round by round"
-    ax = _row_of_axes(1, 5)[0]
+    ax = new_axes(size=(5, 2.7))
     for m, g in t.groupby('model', sort=False):
         ax.errorbar(g['round'], g.steps, (g.hi - g.lo) / 2, fmt='o-', capsize=3, label=m)
     ax.set(xlabel='round', ylabel='steps until learned', xticks=sorted(t['round'].unique()))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..core import by_scale
+from ..core import by_scale, new_axes
 from ..core import scale as get_scale
 from ..ensemble import MLPRun
 from ..reinit import PAPER_METHODS
@@ -165,15 +165,11 @@ def readable_table(table: pd.DataFrame  # From `synthetic_table1` or `synthetic_
     return cells.rename_axis(index='α' if row == 'alpha' else 'L2 penalty', columns=None)
 
 # %% ../../nbs/61_studies.synthetic.ipynb #b1261a60
-def _axes(ax, **kw):
-    import matplotlib.pyplot as plt
-    return plt.subplots(layout='constrained', **kw)[1] if ax is None else ax
-
 def plot_synthetic_table1(table: pd.DataFrame,  # From `synthetic_table1`
                           ax=None
                          ):  # Axes
     "Draw Table 1"
-    ax = _axes(ax, figsize=(7, 3.5))
+    ax = new_axes(size=(7, 3.5), ax=ax)
     for i, (m, g) in enumerate(table.groupby('method', sort=False)):
         x = [ALPHAS.index(a) + (i - 2.5) * .12 for a in g.alpha]
         ax.errorbar(x, g['mean'], (g.hi - g.lo) / 2, fmt='o', ms=5, capsize=2, color=color_of(m), label=m)
@@ -189,7 +185,7 @@ def plot_synthetic_table5(table: pd.DataFrame,  # From `synthetic_table5`
                           ax=None
                          ):  # Axes
     "Draw Table 5"
-    ax = _axes(ax, figsize=(7, 3.5))
+    ax = new_axes(size=(7, 3.5), ax=ax)
     for m, g in table.groupby('method', sort=False):
         x = range(len(g))
         ax.plot(x, g['mean'], 'o-', color=color_of(m), label=m)
@@ -209,15 +205,15 @@ def plot_synthetic_rounds(df: pd.DataFrame,  # Runs of `table1_recipes`
                          ):  # One Axes for each α
     "Draw a measurement round by round: means over seeds, with 95% intervals"
     alphas = sorted(df['task.alpha'].unique())
-    axs = _axes(axs, ncols=len(alphas), figsize=(3.3 * len(alphas), 3), squeeze=False)
-    for ax, a in zip(axs.flat, alphas):
+    axs = new_axes(len(alphas), size=(3.3, 3)) if axs is None else axs
+    for ax, a in zip(axs, alphas):
         for m, g in df[df['task.alpha'] == a].groupby('method', sort=False):
             s = summary(g, 'step', value)
             ax.plot(s.step, s['mean'], '.-', color=color_of(m), label=m)
             ax.fill_between(s.step, s.lo, s.hi, color=color_of(m), alpha=.15, lw=0)
         ax.set(title=f'α = {a:g}', xlabel='step')
-    axs.flat[0].set_ylabel(ylabel or value)
-    axs.flat[0].legend(fontsize='small')
+    axs[0].set_ylabel(ylabel or value)
+    axs[0].legend(fontsize='small')
     return axs
 
 # %% ../../nbs/61_studies.synthetic.ipynb #1d3835ec
@@ -226,13 +222,13 @@ def plot_synthetic_norms(df: pd.DataFrame,  # Runs of `table1_recipes`
                         ):  # Four Axes
     "Draw the norm of each layer, and signal against noise in the first, round by round"
     d = df[df['task.alpha'] == alpha].assign(ratio=lambda o: o.signal / o.noise)
-    axs = _axes(None, ncols=4, figsize=(13, 3), squeeze=False)
+    axs = new_axes(4, size=(3.25, 3))
     titles = dict(norm1='‖W₁‖', norm2='‖W₂‖', norm3='‖W₃‖', ratio='signal / noise in W₁')
-    for i, (value, title) in enumerate(titles.items()):
-        plot_synthetic_rounds(d, value, axs=axs[:, i:i + 1])
-        axs[0, i].set(title=title, ylabel='')
-        if i: axs[0, i].get_legend().remove()
-    return axs[0]
+    for ax, (value, title) in zip(axs, titles.items()):
+        plot_synthetic_rounds(d, value, axs=[ax])
+        ax.set(title=title, ylabel='')
+        if ax is not axs[0]: ax.get_legend().remove()
+    return axs
 
 # %% ../../nbs/61_studies.synthetic.ipynb #63ab3d32
 def _best_methods(t, by, name, digits):

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from ..between import paper_resets
-from ..core import ReinitError, by_scale, check_choice, check_number
+from ..core import ReinitError, by_scale, check_choice, check_number, new_axes
 from ..core import scale as get_scale
 from ..datasets import dataset_catalog
 from ..path import Before, Learn, PathRun, learner, missing_inputs, penultimate_features, training_images
@@ -427,11 +427,8 @@ def plot_transfer_settings(df: pd.DataFrame,  # From `label_transfer` of decays 
                            axs=None  # Where to draw, one for each network
                           ):  # Axes
     "Plot a dot for each seed and a line at the mean, like the boxes of Figure 5"
-    from matplotlib import pyplot as plt
     models = list(dict.fromkeys(df.setting))
-    if axs is None:
-        size = 3.6 * len(models), 2.8
-        axs = plt.subplots(1, len(models), figsize=size, layout='constrained', squeeze=False)[1][0]
+    axs = new_axes(len(models), size=(3.6, 2.8)) if axs is None else axs
     for ax, name in zip(axs, models):
         d = df[df.setting == name]
         for i, (variant, g) in enumerate(d.groupby('variant', sort=False)):
@@ -461,9 +458,7 @@ def plot_tradeoff(df: pd.DataFrame,  # From `tradeoff_runs`
                   axs=None  # Where to draw
                  ):  # Axes
     "Plot a dot for each run"
-    from matplotlib import pyplot as plt
-    if axs is None:
-        axs = plt.subplots(1, len(xs), figsize=(3.2 * len(xs), 2.6), layout='constrained', sharey=True)[1]
+    axs = new_axes(len(xs), size=(3.2, 2.6), sharey=True) if axs is None else axs
     for ax, x in zip(axs, xs):
         for (source, g), marker in zip(df.groupby('source', sort=False), 'os^D'):
             ax.plot(g[x], g.test_loss, marker, ms=5, label=source, alpha=.7)
@@ -511,12 +506,9 @@ def plot_gains(df: pd.DataFrame,  # From `label_transfer`
                ax=None  # Where to draw
               ):  # Axes
     "Plot the difference to `base` in points for each setting: a dot for each seed, a bar at the mean"
-    from matplotlib import pyplot as plt
     settings = list(dict.fromkeys(df.setting))
     variants = [v for v in dict.fromkeys(df.variant) if v != base]
-    if ax is None:
-        height = .6 + .16 * len(settings) * (1 + len(variants))
-        ax = plt.subplots(figsize=(6.5, height), layout='constrained')[1]
+    ax = new_axes(size=(6.5, .6 + .16 * len(settings) * (1 + len(variants))), ax=ax)
     top = {s: i * (len(variants) + 1) for i, s in enumerate(settings)}
     for j, variant in enumerate(variants):
         gains = variant_gains(df, variant, base)
@@ -535,8 +527,7 @@ def plot_samples(df: pd.DataFrame,  # From `label_transfer` of samples
                  ax=None  # Where to draw
                 ):  # Axes
     "Plot test accuracy against the share of the training images: the mean and every seed"
-    from matplotlib import pyplot as plt
-    ax = ax or plt.subplots(figsize=(4.6, 2.8), layout='constrained')[1]
+    ax = new_axes(size=(4.6, 2.8), ax=ax)
     for j, (variant, g) in enumerate(df.groupby('variant', sort=False)):
         means = g.groupby('setting').test_acc.mean()
         ax.plot(means.index, 100 * means, '-', c=f'C{j}', label=variant)
@@ -578,12 +569,10 @@ def plot_gain_correlations(df: pd.DataFrame,  # From `label_transfer` of interve
                            count: str = 'frozen_before'  # What is on the horizontal axis
                           ):  # Axes
     "Plot the gain of each intervention against a count of frozen filters: a dot for each seed, a line of means"
-    from matplotlib import pyplot as plt
     variants = [v for v in dict.fromkeys(df.variant) if v != base]
-    _, axs = plt.subplots(1, len(variants), figsize=(1.7 * len(variants), 2.2), layout='constrained', sharey=True,
-                          squeeze=False)
+    axs = new_axes(len(variants), len(variants), size=(1.7, 2.2), sharey=True)
     counts = df[df.variant == base].set_index(['setting', 'seed'])[count]
-    for ax, variant in zip(axs[0], variants):
+    for ax, variant in zip(axs, variants):
         gains = variant_gains(df, variant, base).set_index(['setting', 'seed']).gain
         dots = pd.DataFrame(dict(x=counts.loc[gains.index], y=100 * gains))
         means = dots.groupby('setting').mean().sort_values('x')
@@ -591,9 +580,9 @@ def plot_gain_correlations(df: pd.DataFrame,  # From `label_transfer` of interve
         ax.plot(dots.x, dots.y, 'o', ms=3, alpha=.6)
         ax.plot(means.x, means.y, '-', c='C1')
         ax.set_title(variant, fontsize='medium')
-    axs[0, 0].set_ylabel('points over ' + base)
-    axs[0, len(variants) // 2].set_xlabel('frozen filters before the second task')
-    return axs[0]
+    axs[0].set_ylabel('points over ' + base)
+    axs[len(variants) // 2].set_xlabel('frozen filters before the second task')
+    return axs
 
 # %% ../../nbs/65_studies.transfer.ipynb #34b925fe
 def _multiply_adds(run, pixels):
