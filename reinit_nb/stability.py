@@ -114,7 +114,7 @@ def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at
     return sp.expand(-v / (m.eta * t))
 
 # %% ../nbs/45_stability.ipynb #9cc228e4
-# Sign of θj/θi → `square` (of each weight), `product` (Aθiθj), `residual_block` (f−y), `eigenvalues`
+# Sign of θj/θi → `square` (of each weight), `product` (Aθiθj), `residual` (f−y), `eigenvalues`
 def double_equilibria() -> dict:
     "Return where two weights rest beyond zero, and the eigenvalues of the linearization there"
     import sympy as sp
@@ -539,12 +539,12 @@ class _Entries:
         self.names = list(dict.fromkeys(names))
         self.shapes = [parameters[n].shape for n in self.names]
         self.sizes = [s.numel() for s in self.shapes]
-        # where each parameter begins in `flatten_recipe`
+        # where each parameter begins in `flat`
         self.start = dict(zip(self.names, np.cumsum([0] + self.sizes).tolist()))
         self.flat = torch.cat([parameters[n].detach().flatten() for n in self.names])
 
     def output(self, index, values, x):
-        "Return the model's output for `x` with the entries `index` of `flatten_recipe` set to `values`"
+        "Return the model's output for `x` with the entries `index` of `flat` set to `values`"
         parts = self.flat.scatter(0, index.flatten(), values.flatten()).split(self.sizes)
         return functional_call(self.model, {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes)}, (x,))
 

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['REGULARIZERS', 'FREEZING_TASK', 'RESERVOIR_ENGINE', 'FREEZING_DATASETS', 'LANDSCAPE_SPACES', 'LANDSCAPE_ENGINE',
-           'FREEZING_COLORS', 'FREEZING_NAMES', 'ReservoirRun', 'image_tensors', 'reservoir_data', 'reservoir_network',
+           'FREEZING_NAMES', 'FREEZING_COLORS', 'ReservoirRun', 'image_tensors', 'reservoir_data', 'reservoir_network',
            'reservoir_masks', 'ReservoirStack', 'layer_activations', 'ReservoirTrainer', 'reservoir_accuracy',
-           'layer_separability', 'plan_reservoirs', 'train_reservoirs', 'run_reservoirs', 'default_reservoir',
-           'reservoir_sweeps', 'with_controls', 'reservoir_runs', 'LandscapeRun', 'measure_landscape', 'run_landscapes',
-           'landscape_runs', 'select_results', 'one_factor_runs', 'welch', 'compare_frozen', 'freezing_paper_table',
-           'freezing_table', 'separability_by_layer', 'plot_freezing_sweep', 'plot_freezing_epochs',
-           'plot_layer_separability', 'plot_landscape_slices', 'freezing_cost']
+           'layer_separability', 'plan_reservoirs', 'train_reservoirs', 'run_reservoirs', 'missing_images',
+           'default_reservoir', 'reservoir_sweeps', 'with_controls', 'reservoir_runs', 'LandscapeRun',
+           'measure_landscape', 'run_landscapes', 'landscape_runs', 'select_results', 'one_factor_runs', 'welch',
+           'compare_frozen', 'freezing_paper_table', 'freezing_table', 'separability_by_layer', 'plot_freezing_sweep',
+           'plot_freezing_epochs', 'plot_layer_separability', 'plot_landscape_slices', 'freezing_cost']
 
 # %% ../../nbs/63_studies.freezing.ipynb #f68a9fbe
 import itertools
@@ -18,6 +18,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,7 @@ from ..models import POSITIONS, mlp, reservoir_layout, reservoir_names
 from ..separability import Moments, fit_ridge
 from ..stats import format_interval, summary
 from ..store import paper_table
-from .common import Figure, Look, ResultsFile, Study, Table, cost_table
+from .common import Figure, Look, ResultsFile, Study, Table, color_of, cost_table, seed_range
 from ..sweep import Engine
 from ..vision import Task, prepare_images, task_images
 
@@ -141,7 +142,7 @@ class ReservoirStack(NetworkStack):
     @staticmethod
     @torch.no_grad()
     def _stacked(params):
-        "NetworkStack a parameter of all members; a vector becomes a column"
+        "Stack a parameter of all members; a vector becomes a column"
         stacked = torch.stack(list(params))
         return (stacked[..., None] if stacked.ndim == 2 else stacked).requires_grad_()
 
@@ -317,9 +318,11 @@ def run_reservoirs(recipes: Sequence[ReservoirRun]) -> list[list[dict]]:  # For 
     "Train all `recipes` at once, for `sweep.run_sweep`"
     return train_reservoirs(recipes)[1]
 
-def _missing_data(run): return no_data(run.task.dataset)
+def missing_images(run: Recipe) -> str | None:
+    "Return why the images of a recipe cannot be read, if so"
+    return no_data(run.task.dataset)
 
-RESERVOIR_ENGINE = Engine(plan_reservoirs, run_reservoirs, missing=_missing_data)
+RESERVOIR_ENGINE = Engine(plan_reservoirs, run_reservoirs, missing=missing_images)
 
 # %% ../../nbs/63_studies.freezing.ipynb #ce2b0c78
 FREEZING_DATASETS = ('cifar10', 'cifar100', 'mnist')
@@ -449,7 +452,7 @@ def run_landscapes(recipes: Sequence[LandscapeRun]) -> list[list[dict]]:  # For 
         found.append([rows[m][-1] | measure_landscape(stack.member(m).cpu(), (x[i], y[i]), run)])
     return found
 
-LANDSCAPE_ENGINE = Engine(plan_reservoirs, run_landscapes, missing=_missing_data)
+LANDSCAPE_ENGINE = Engine(plan_reservoirs, run_landscapes, missing=missing_images)
 
 # %% ../../nbs/63_studies.freezing.ipynb #8a241014
 def landscape_runs(scale: str | None = None,  # As in `core.scale`
@@ -460,7 +463,7 @@ def landscape_runs(scale: str | None = None,  # As in `core.scale`
     default = default_reservoir(dataset, scale)
     fields = {k: getattr(default, k) for k in ('task', 'n_test', 'base')}
     fields |= dict(looks=(), images=by_scale(100, 300, 300, scale))
-    epochs, seeds = (by_scale(1, 10, 10, scale), default.epochs), range(n or by_scale(2, 5, 5, scale))
+    epochs, seeds = (by_scale(1, 10, 10, scale), default.epochs), seed_range(n, (2, 5, 5), scale)
     return [LandscapeRun(**fields, epochs=e, seed=k, frozen=f) for e in epochs for k in seeds for f in (0., 1.)]
 
 # %% ../../nbs/63_studies.freezing.ipynb #9af6e4e1
@@ -578,8 +581,8 @@ def separability_by_layer(df: pd.DataFrame,  # From `select_results` of runs wit
     return summary(long.sort_values('layer'), [*by, 'part', 'layer'], 'value')
 
 # %% ../../nbs/63_studies.freezing.ipynb #4005c01c
-FREEZING_COLORS = {1.: '#1f77b4', 0.: '#ff7f0e'}
 FREEZING_NAMES = {1.: 'frozen', 0.: 'trained'}
+FREEZING_COLORS = {share: color_of(name) for share, name in FREEZING_NAMES.items()}
 _SIZE = (3.4, 2.7)   # of a panel
 
 def plot_freezing_sweep(t: pd.DataFrame,  # From `compare_frozen`
@@ -733,8 +736,6 @@ def layer_separability_table(rows: pd.DataFrame  # Results of the default networ
                       'trained, ours': ours(0.), 'trained, paper': paper['unfrozen', 'epoch 100']})
     return t.rename_axis('hidden layer').round(1)
 
-def _draw_layers(rows): return plot_layer_separability(separability_by_layer(select_results(rows)), 'at the end')
-
 def _layers_alt(rows):
     t = layer_separability_table(rows)
     ends = [f'{k} from {t[f"{k}, ours"].iloc[0]:.1f} in the first to {t[f"{k}, ours"].iloc[-1]:.1f} in the last'
@@ -778,8 +779,6 @@ def _slices_alt(df):
     return ('Loss along random directions around frozen and trained networks, early and at the end. '
             f'Mean largest eigenvalue of the Hessian: {said}.')
 
-def _draw_cover(t): return plot_cover(t, relative=False)
-
 def _cover_alt(t):
     inside = ((t.lo <= t.P) & (t.P <= t.hi)).groupby(t.layers.astype(str), sort=False).mean()
     return ('Share of random dichotomies that are separable by the number of points, dots over the curves of the '
@@ -800,7 +799,8 @@ _EXHIBITS = dict(
                   'The default network'),
     layers=Table(layer_separability_table, ('main_rows',), 'Separability of test images by least squares, in percent',
                  'Separability, layer by layer', 1),
-    layer_figure=Figure(_draw_layers, _layers_alt, ('main_rows',), 'Separability, layer by layer'),
+    layer_figure=Figure(lambda rows: plot_layer_separability(separability_by_layer(select_results(rows)), 'at the end'),
+                        _layers_alt, ('main_rows',), 'Separability, layer by layer'),
     depth=Figure(_draw_depth, _depth_alt, ('depth', 'depth_skips'), _DEPTH),
     depth_table=Table(_depth_table, ('depth', 'depth_skips'), f'Depth, all numbers. {_ACCURACY}', _DEPTH, folded=True),
     factors=Figure(_draw_factors, _factors_alt, ('width', 'position', 'regularizer'), _FACTORS),
@@ -808,7 +808,7 @@ _EXHIBITS = dict(
     position=_factor_table('position', 'position', 'position'),
     regularizer=_factor_table('regularizer', 'regularizer', 'regularizer'),
     slices=Figure(plot_landscape_slices, _slices_alt, ('landscapes',), 'The landscape'),
-    cover=Figure(_draw_cover, _cover_alt, ('cover',), 'Cover\'s theorem'))
+    cover=Figure(partial(plot_cover, relative=False), _cover_alt, ('cover',), 'Cover\'s theorem'))
 
 STUDY = Study(
     name='freezing', title='Frozen layers', paper='freezing', page='experiments/freezing.ipynb',

@@ -19,7 +19,6 @@ from torch import nn
 from ..between import dirac_reset
 from ..core import Recipe, ReinitError, by_scale, check_choice, check_number, default_device, new_axes
 from ..core import scale as get_scale
-from ..datasets import missing_dataset as no_data
 from ..flatness import evaluate_loss, noise_curve
 from ..freezing import FrozenLayersCallback
 from ..lw import LayerwiseCallback
@@ -27,6 +26,7 @@ from ..path import seeded
 from ..rounds import RoundCallback
 from ..stats import mean_interval
 from .common import Figure, ResultsFile, Study, Table, seed_range
+from .freezing import missing_images
 from .spectra import ImageRun, hessian_summary, image_data, image_net, image_spectrum, plain_log_axis
 from ..sweep import Engine
 from ..vision import Task
@@ -145,7 +145,7 @@ def plan_interventions(recipes: Sequence[BridgeRun]) -> list:  # Portions, each 
     for r in recipes: groups.setdefault(r.replace(how=CONTINUATIONS[0]), []).append(r)
     return list(groups.values())
 
-INTERVENTION_ENGINE = Engine(plan_interventions, run_interventions, missing=lambda r: no_data(r.task.dataset))
+INTERVENTION_ENGINE = Engine(plan_interventions, run_interventions, missing=missing_images)
 
 # %% ../../nbs/67_studies.interventions.ipynb #88a6ddc5
 def intervention_runs(scale: str | None = None,  # As in `core.scale`

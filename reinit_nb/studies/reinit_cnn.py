@@ -21,6 +21,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import norm
 
 from ..core import ReinitError, by_scale, check_choice, check_number, new_axes
 from ..core import scale as get_scale
@@ -119,7 +120,7 @@ _PAPER_ROUNDS = dict(scnn=4, vgg16=13, mobilenet=7, resnet=16)
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #0cfadb8c
 def thin_cnn(arch: str = 'scnn',  # One of `CNN_ARCHS`
-             dataset: str = 'cifar10',  # Of `vision.catalogue()`
+             dataset: str = 'cifar10',  # As in `datasets.dataset_catalog`
              augment: bool = False,  # Random crops, and mirror images where they make sense
              epochs: int | None = None,  # In total; default: 20
              scale: str | None = None  # `smoke` or `laptop`
@@ -442,8 +443,7 @@ def plot_weight_sizes(t: pd.DataFrame  # From `weight_size_ratios`
         v = np.log(t[t.method == m].ratio)
         mean, std = v.mean(), v.std()
         x = np.linspace(mean - 4 * std, mean + 4 * std, 200)
-        density = np.exp(-.5 * ((x - mean) / std)**2) / std / math.sqrt(2 * math.pi)
-        ax.plot(np.exp(x), density, color=color_of(m), label=m)
+        ax.plot(np.exp(x), norm.pdf(x, mean, std), color=color_of(m), label=m)
     ax.axvline(1, c='k', lw=.8, ls=':')
     ax.set(xscale='log', xlabel='size of the weights / BL', ylabel='density')
     ax.legend()

@@ -8,7 +8,7 @@ __all__ = ['WAVE_ENGINE', 'ADAM_RATES', 'STARTING_NETS', 'PAPER_STARTING_NETS', 
            'THIN_NETS', 'PREDICTOR_NAMES', 'WAVE_LISTS', 'SPECTRA_EXPERIMENTS', 'WaveRun', 'plan_waves',
            'sample_points', 'train_waves', 'hessian_summary', 'run_waves', 'depth_runs', 'width_runs', 'optimizer_runs',
            'sequence_runs', 'start_runs', 'minimum_runs', 'resolved_runs', 'variance_runs', 'trial_runs', 'LawRun',
-           'run_laws', 'law_runs', 'image_net', 'ImageRun', 'image_data', 'image_spectrum', 'run_image', 'image_runs',
+           'run_law', 'law_runs', 'image_net', 'ImageRun', 'image_data', 'image_spectrum', 'run_image', 'image_runs',
            'label_waves', 'frequency_steps', 'frequency_order', 'rank_predictors', 'recorded_curves',
            'plot_interpolations', 'plot_amplitude_change', 'plot_frequency_steps', 'gradient_densities',
            'plot_gradient_densities', 'plain_log_axis', 'plot_predictors', 'plot_rank_correlations',
@@ -46,7 +46,6 @@ from reinit_nb.coordinate_nets import (
 )
 from ..core import Recipe, ReinitError, Streams, by_scale, check_choice, check_number, default_device, new_axes
 from ..core import scale as get_scale
-from ..datasets import missing_dataset as no_data
 from ..ensemble import STACK_OPTIMIZERS
 from ..flatness import evaluate_loss, hessian_trace, spectral_density, top_eigenvalues
 from ..models import MODELS, NET_INITS, VGGS, convmixer, vgg
@@ -63,10 +62,11 @@ from reinit_nb.spectrum import (
     model_spectrum,
     spectra_of_values,
 )
+from ..stats import format_interval
 from ..store import paper_table
 from .common import Figure, ResultsFile, Study, Table, ranking
-from .freezing import image_tensors
-from ..sweep import Engine
+from .freezing import image_tensors, missing_images
+from ..sweep import Engine, engine_from
 from ..vision import Task, task_images
 from ..vision import normalization_stats as image_stats
 from ..zoo import ZOOS
@@ -399,17 +399,12 @@ class LawRun(Recipe):
         check_choice('name', self.name, COORDINATE_NETS)
         for k in ('width', 'points'): check_number(k, getattr(self, k), 1, integer=True)
 
-def _one_by_one(recipes): return [[r] for r in recipes]
+def run_law(run: LawRun) -> list[dict]:  # One row
+    "Compute `law_evidence` for a recipe"
+    evidence = law_evidence([run.name], [run.seed], probe=grid_probe(-1, 1, run.points), width=run.width)
+    return evidence.drop(columns=['net', 'seed']).to_dict('records')
 
-def run_laws(recipes: Sequence[LawRun]) -> list:  # For each, one row
-    "Compute `law_evidence` for every recipe"
-    rows = []
-    for r in recipes:
-        evidence = law_evidence([r.name], [r.seed], probe=grid_probe(-1, 1, r.points), width=r.width)
-        rows.append(evidence.drop(columns=['net', 'seed']).to_dict('records'))
-    return rows
-
-LAW_ENGINE = Engine(_one_by_one, run_laws)
+LAW_ENGINE = engine_from(run_law)
 
 def law_runs(scale: str | None = None) -> list[LawRun]:
     "Return the law for three activations, several seeds"
@@ -512,10 +507,7 @@ def run_image(run: ImageRun) -> list[dict]:  # One row
     reached = row['train_accuracy'] == 1 and (run.labels == 'none' or row['start_acc'] == 1)
     return [row | dict(reached=bool(reached))]
 
-def _run_images(recipes): return [run_image(r) for r in recipes]
-def _missing_images(run): return no_data(run.task.dataset)
-
-IMAGE_ENGINE = Engine(_one_by_one, _run_images, processes=True, missing=_missing_images)
+IMAGE_ENGINE = engine_from(run_image, processes=True, missing=missing_images)
 
 # %% ../../nbs/66_studies.spectra.ipynb #1a050ee4
 PAPER_IMAGE_NETS = ('torchvision:vgg11', 'torchvision:vgg16', 'torchvision:resnet18', 'torchvision:resnet50',
@@ -761,7 +753,7 @@ def plot_predictors(df: pd.DataFrame,  # One row for each run
         if ax.get_xscale() == 'log' and _spread(df[x]) < 1e2: plain_log_axis(ax)
         if rhos is None: continue
         rho = rhos.set_index('predictor').loc[x]
-        ax.set_title(f'ρ = {rho.rho:.2f} [{rho.lo:.2f}, {rho.hi:.2f}]', fontsize='medium')
+        ax.set_title('ρ = ' + format_interval(rho.rho, rho.lo, rho.hi, 2, signed=False), fontsize='medium')
     axs[0].set_ylabel(y)
     handles, names = axs[0].get_legend_handles_labels()
     axs[0].figure.legend(handles, names, frameon=False, loc='outside lower center', ncols=4, fontsize='small')
@@ -868,8 +860,6 @@ _PARTS = dict(steps=lambda r: frequency_steps(r.rows('sequences')),
 # %% ../../nbs/66_studies.spectra.ipynb #a1f00006
 def _deepest(t): return t[t.depth == t.depth.max()]
 
-def _draw_depths(curves, df): return plot_interpolations(_deepest(curves))
-
 def _depths_alt(curves, df):
     error = 100 * _deepest(df).groupby('kind').error.mean()
     return ('Functions of the deepest networks, trained on eight points of two sines, one panel for each kind. '
@@ -883,8 +873,6 @@ def _depth_table(df):
     return t.rename(columns=dict(centroid='centroid before training', error='error [%]', worst='worst error [%]',
                                  loss='largest loss', top='largest eigenvalue'))
 
-def _draw_steps(steps, order): return plot_frequency_steps(steps)
-
 def _steps_alt(steps, order):
     return ('Step at which each of six frequencies is learned, a panel for each activation, a line for each seed. '
             f'Mean rank correlation of frequency and step: {ranking(order.groupby("act", sort=False).tau.mean(), 2)}.')
@@ -895,8 +883,6 @@ def _start_table(df):
         loss=('loss', 'max'))
     return t.rename(columns=dict(before='amplitude at 5 before', after='after', centroid='centroid before',
                                  loss='largest loss'))
-
-def _draw_starts(curves, df): return plot_amplitude_change(curves)
 
 def _starts_alt(curves, df):
     return ('Amplitude spectra of six networks before and after training. '
@@ -932,8 +918,6 @@ def _other_label_table(df):
 
 def _first_network(df): return _first_images(df)[lambda o: o.model == o.model.iloc[0]]
 
-def _draw_gradients(df): return plot_gradient_densities(_first_network(df))
-
 def _gradients_alt(df):
     df = _first_network(df)
     width = df[df.reached.astype(bool)].groupby('labels').width0.mean()
@@ -961,10 +945,13 @@ def _predictors_alt(df):
 _LABELS_FIRST = 'Random labels first'
 _QUESTION = 'Which predicts better, the spectrum before training or sharpness at the end?'
 _EXHIBITS = dict(
-    depths=Figure(_draw_depths, _depths_alt, ('depth_curves', 'depths'), 'Depth'),
+    depths=Figure(lambda curves, df: plot_interpolations(_deepest(curves)), _depths_alt, ('depth_curves', 'depths'),
+                  'Depth'),
     depth_table=Table(_depth_table, ('depths',), 'By kind of network and depth, means over seeds', 'Depth', 3),
-    steps=Figure(_draw_steps, _steps_alt, ('steps', 'order'), 'Which frequencies come first'),
-    starts=Figure(_draw_starts, _starts_alt, ('arm_curves', 'arms'), 'A spike before training'),
+    steps=Figure(lambda steps, order: plot_frequency_steps(steps), _steps_alt, ('steps', 'order'),
+                 'Which frequencies come first'),
+    starts=Figure(lambda curves, df: plot_amplitude_change(curves), _starts_alt, ('arm_curves', 'arms'),
+                  'A spike before training'),
     start_table=Table(_start_table, ('arms',), 'Means over seeds', 'A spike before training', 3),
     law=Table(_law_table, ('laws',), 'Relative error of the prediction, that of another network\'s kernel, and what is '
               'left at high frequency', 'The law', 3),
@@ -972,7 +959,8 @@ _EXHIBITS = dict(
                  'for its full networks on all of CIFAR-10', _LABELS_FIRST),
     other_labels=Table(_other_label_table, ('pictures',), 'The same on other images; the paper\'s numbers are among '
                        'those below', _LABELS_FIRST),
-    gradients=Figure(_draw_gradients, _gradients_alt, ('pictures',), _LABELS_FIRST),
+    gradients=Figure(lambda df: plot_gradient_densities(_first_network(df)), _gradients_alt, ('pictures',),
+                     _LABELS_FIRST),
     paper_labels=Table(lambda: paper_table('fourier_accuracy'), (), 'The paper\'s accuracies, as printed',
                        _LABELS_FIRST, folded=True),
     minima=Table(_minimum_table, ('minima',), 'Random signals from eight points: error, and the Hessian next to the '

@@ -27,7 +27,7 @@ from ..datasets import dataset_catalog
 from ..path import Before, Learn, PathRun, learner, missing_inputs, penultimate_features, training_images
 from ..stats import format_interval, mean_interval, paired_differences
 from ..store import paper_table
-from .common import Figure, ResultsFile, Study, Table, cost_table, ranking, seed_range
+from .common import Figure, ResultsFile, Study, Table, cost_table, label_runs, ranking, seed_range
 from .frozen_weights import exposure
 from ..sweep import PATH
 from ..vision import Task, paper_tasks
@@ -380,28 +380,18 @@ def figure_table(scale: str | None = None  # As in `core.scale`
     return pd.DataFrame(rows)
 
 # %% ../../nbs/65_studies.transfer.ipynb #8381ae8e
-def _last_stage(stages, run):
-    "The last stage of a run, with results of the first"
-    stages = stages.sort_values('stage')
-    first = stages.iloc[0]
-    row = stages.iloc[-1].to_dict()
-    row |= dict(total_steps=int(stages.steps.sum()), stages=len(stages), seed=run.seed, model=run.model)
-    if len(stages) > 1: row |= {f'first_{k}': first[k] for k in ('frozen', 'near', 'fisher', 'train_acc')}
-    return row
-
 def label_transfer(df: pd.DataFrame,  # Results, one row per stage
                    runs: dict  # One of the lists of `transfer_lists`
                   ) -> pd.DataFrame:  # One row per run that has results, with setting and variant
     "Return the last stage of every run, with the names of its list"
-    by_recipe = dict(list(df.groupby('recipe')))
-    rows = []
-    for (setting, variant), recipes in runs.items():
-        for run in recipes:
-            if run.hash not in by_recipe: continue
-            row = _last_stage(by_recipe[run.hash], run)
-            rows.append(row | dict(setting=setting, variant=variant))
-    if not rows: raise ReinitError('none of these runs has results')
-    return pd.DataFrame(rows)
+    df = df.sort_values('stage', kind='stable')
+    stages = df.groupby('recipe').steps.agg(total_steps='sum', stages='size')
+    first = df.drop_duplicates('recipe').set_index('recipe')[['frozen', 'near', 'fisher', 'train_acc']]
+    first = first[stages.stages.loc[first.index] > 1].add_prefix('first_')
+    last = df.drop_duplicates('recipe', keep='last').join(stages, on='recipe').join(first, on='recipe')
+    labelled = label_runs(last, runs, ('setting', 'variant'))
+    if labelled.empty: raise ReinitError('none of these runs has results')
+    return labelled
 
 def variant_gains(df: pd.DataFrame,  # From `label_transfer`
                   a: str,  # Variant: this …
