@@ -49,8 +49,8 @@ ONE_D = {'add': 'increased by s', 'one': 'set to 1', 'keep': 'kept'}
 # %% ../nbs/44_between.ipynb #519b2338
 def _weight_diracs(model):
     "Return the Dirac of every weight that maps inputs to outputs"
-    groups = {f'{n}.weight'.lstrip('.'): m.groups for n,
-              m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    convs = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    groups = {f'{n}.weight'.lstrip('.'): m.groups for n, m in convs.items()}
     return {n: dirac(p.shape, groups.get(n, 1)) for n, p in drawn_weights(model).items()}
 
 # %% ../nbs/44_between.ipynb #559308f1
@@ -84,8 +84,8 @@ def paper_reset(change: str  # As in the column `change` of `paper_resets`
                ) -> dict:  # Arguments `s` and `one_d` of `dirac_reset`
     "Return the intervention of one task change"
     t = paper_resets().set_index('change')
-    if change not in t.index: raise ReinitError(unknown_message('change', change, t.index))
-    return dict(s=float(t.s[change]), one_d=t.one_d[change])
+    row = t.loc[check_choice('change', change, list(t.index))]
+    return dict(s=float(row.s), one_d=row.one_d)
 
 # %% ../nbs/44_between.ipynb #bd0ef514
 def keep_weights(model: nn.Module):
@@ -172,15 +172,15 @@ def _write(model, new):
 
 # %% ../nbs/44_between.ipynb #b05bdd8f
 INTERVENTIONS = {'none': keep_weights, 'dirac': dirac_reset, 'LW': layerwise_reset, 'FC': head_reset,
-                 'LLF': later_layers_reset,
-                 'shrink': shrink_perturb, 'rescale': rescale_weights, 'fresh': fresh_weights}
+                 'LLF': later_layers_reset, 'shrink': shrink_perturb, 'rescale': rescale_weights,
+                 'fresh': fresh_weights}
 
 def _arguments(name):
     "Arguments of an intervention and their defaults"
     function = INTERVENTIONS[check_choice('intervention', name, INTERVENTIONS)]
     return {k: p.default for k, p in list(inspect.signature(function).parameters.items())[1:]}
 
-def intervention_options(name: str  # One of `TRANSFER_INTERVENTIONS`
+def intervention_options(name: str  # One of `INTERVENTIONS`
                         ) -> dict:  # Option → default
     "Return the options of an intervention, other than how weights are drawn"
     return {k: v for k, v in _arguments(name).items() if k not in ('init', 'streams')}
@@ -195,7 +195,7 @@ def _given_options(name, options):
     return given
 
 def check_intervention(model: nn.Module,  # Any model; the meta device is enough
-                       name: str,  # One of `TRANSFER_INTERVENTIONS`
+                       name: str,  # One of `INTERVENTIONS`
                        **options  # Of that intervention; `None`: its default
                       ):
     "Raise the error that `intervene` would raise, and leave the model alone"
@@ -207,27 +207,27 @@ def check_intervention(model: nn.Module,  # Any model; the meta device is enough
 
 @torch.no_grad()
 def intervene(model: nn.Module,  # Changed in place
-              name: str,  # One of `TRANSFER_INTERVENTIONS`
+              name: str,  # One of `INTERVENTIONS`
               streams: Streams | int = 0,  # Fresh weights come from its `reinit` stream; a number is a seed
               init: str | Callable = 'he',  # How they are drawn
               **options  # Of that intervention; `None`: its default
              ) -> pd.DataFrame:  # One row per parameter: parameter, entries, changed, norm_before, norm_after
-    "Do one of `TRANSFER_INTERVENTIONS` to a model, in place"
+    "Do one of `INTERVENTIONS` to a model, in place"
     options = _given_options(name, options)
     model = unwrap_model(check_model(model))
     how_drawn = {k: v for k, v in dict(init=init, streams=streams).items() if k in _arguments(name)}
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     INTERVENTIONS[name](model, **options, **how_drawn)
-    rows = [(n, p.numel(), int((p != before[n]).sum()), float(before[n].norm()), float(p.norm())) for n,
-            p in model.named_parameters()]
+    rows = [(n, p.numel(), int((p != before[n]).sum()), float(before[n].norm()), float(p.norm()))
+            for n, p in model.named_parameters()]
     return pd.DataFrame(rows, columns=['parameter', 'entries', 'changed', 'norm_before', 'norm_after'])
 
 # %% ../nbs/44_between.ipynb #937da8fc
 class InterveneCallback(Callback):
-    "Do one of `TRANSFER_INTERVENTIONS` to the model before a task"
+    "Do one of `INTERVENTIONS` to the model before a task"
     order, run_valid = 5, False
     def __init__(self,
-                 intervention: str,  # One of `TRANSFER_INTERVENTIONS`
+                 intervention: str,  # One of `INTERVENTIONS`
                  tasks: Iterable[int] | None = None,  # Before which fits, counted from 1; default: all but the first
                  opt_state: str = 'zero',  # Reset the state of the optimizer (`zero`) or `keep` it
                  init: str | Callable = 'he',  # How fresh weights are drawn
@@ -286,8 +286,8 @@ def sparsity(model: nn.Module,  # Any model
             ) -> pd.DataFrame:  # One row per parameter: parameter, dims, entries, zeros, small, sparsity
     "Count how many weights are zero, and how many are small"
     check_number('below', below, 0)
-    rows = [(n, p.ndim, p.numel(), int((p == 0).sum()), int((p.abs() < below).sum())) for n,
-            p in model.named_parameters()]
+    rows = [(n, p.ndim, p.numel(), int((p == 0).sum()), int((p.abs() < below).sum()))
+            for n, p in model.named_parameters()]
     df = pd.DataFrame(rows, columns=['parameter', 'dims', 'entries', 'zeros', 'small'])
     return df.assign(sparsity=df.zeros / df.entries)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .core import ReinitError, Streams, check_choice, check_number, progress
+from .core import ReinitError, Streams, check_choice, check_number, new_axes, progress
 
 # %% ../nbs/41_cover.ipynb #16a2cdf7
 def _check_size(N, d, bias=False):
@@ -286,8 +286,7 @@ def plot_cover(df: pd.DataFrame,  # From `measure_cover`, or several of them
                ax=None  # Where to draw
               ):  # Axes
     "Plot Cover's curves, and the measurements with their intervals"
-    from matplotlib import pyplot as plt
-    if ax is None: ax = plt.subplots(figsize=(5, 3), layout='constrained')[1]
+    ax = new_axes(ax=ax)
     for k, g in df.groupby(by, sort=False):
         rank = int(g['rank'].max())
         unit = rank if relative else 1

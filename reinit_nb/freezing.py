@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from .blocks import blocks, select_modules
-from .core import ReinitError, Streams, check_choice, check_number
+from .core import ReinitError, Streams, check_choice, check_number, new_axes
 from .models import POSITIONS, reservoir_names
 from .probing import unwrap_model
 
@@ -563,7 +563,7 @@ def plot_freezing_plan(df: pd.DataFrame,  # From `FrozenLayersCallback.plan`
     starts = sorted(df.start.unique())
     layers = list(dict.fromkeys(df.layer))
     if end is None: end = 1 if max(starts) < 1 else max(starts) + 1
-    if ax is None: ax = plt.subplots(figsize=(7, .6 + .22 * len(layers)), layout='constrained')[1]
+    ax = new_axes(size=(7, .6 + .22 * len(layers)), ax=ax)
     for r in df.itertuples():
         stop = next((s for s in starts if s > r.start), end)
         color = plt.cm.Blues(r.share * .85) if r.frozen else '.93'

@@ -17,7 +17,7 @@ import torch
 from fastai.callback.core import Callback
 from torch import Tensor, nn
 
-from .core import ReinitError, check_number
+from .core import ReinitError, check_number, new_axes
 from .probing import call_model, list_inputs, probe_model, unwrap_model
 from .wiring import check_countable, select_channels, wiring
 
@@ -225,10 +225,9 @@ def plot_frozen(df: pd.DataFrame,  # From `mutually_frozen`
                 ax=None  # Where to draw
                ):  # Axes
     "Plot the share of frozen filters, layer by layer"
-    from matplotlib import pyplot as plt
     layers = df[(df.role == 'layer') & (df.countable > 0)]
     n = len(layers)
-    if ax is None: ax = plt.subplots(figsize=(min(10, 1.5 + .3 * n), 2.8), layout='constrained')[1]
+    ax = new_axes(size=(min(10, 1.5 + .3 * n), 2.8), ax=ax)
     ax.bar(range(n), layers.frozen / layers.countable)
     ax.set_ylabel('share of filters frozen')
     if n < 40: ax.set_xticks(range(n), layers.layer, rotation=90, fontsize=7)
@@ -365,9 +364,8 @@ class MutuallyFrozenCallback(Callback):
              ax=None  # Where to draw
             ):  # Axes
         "Plot the share of frozen filters of each layer by epoch"
-        from matplotlib import pyplot as plt
         if not self.counts: raise ReinitError('nothing was counted yet: fit first')
-        if ax is None: ax = plt.subplots(figsize=(5, 3), layout='constrained')[1]
+        ax = new_axes(ax=ax)
         layers = self.df.query('role == "layer" and countable > 0')
         for name, g in layers.groupby('layer', sort=False):
             ax.plot(g.epoch, g.frozen / g.countable, label=name, marker='.')

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_choice, check_number
+from .core import ReinitError, Streams, check_choice, check_number, new_axes
 from .probing import check_model, list_batches, probe_model
 
 # %% ../nbs/45_stability.ipynb #d300eb2f
@@ -114,7 +114,7 @@ def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at
     return sp.expand(-v / (m.eta * t))
 
 # %% ../nbs/45_stability.ipynb #9cc228e4
-# Sign of θj/θi → `square` (of each weight), `product` (Aθiθj), `residual_block` (f−y), `eigenvalues`
+# Sign of θj/θi → `square` (of each weight), `product` (Aθiθj), `residual` (f−y), `eigenvalues`
 def double_equilibria() -> dict:
     "Return where two weights rest beyond zero, and the eigenvalues of the linearization there"
     import sympy as sp
@@ -393,8 +393,7 @@ def plot_rates(df: pd.DataFrame,  # With columns `predicted_rate` and `rate`
                ax=None  # Where to draw
               ):  # Axes
     "Plot measured rates over predicted ones, with the diagonal"
-    from matplotlib import pyplot as plt
-    if ax is None: ax = plt.subplots(figsize=(3.6, 3.4), layout='constrained')[1]
+    ax = new_axes(size=(3.6, 3.4), ax=ax)
     if by is not None: check_choice('by', by, list(df.columns))
     for k, g in [(None, df)] if by is None else df.groupby(by, sort=False):
         label = f'{by} = {k:g}' if isinstance(k, float) else k
@@ -433,10 +432,9 @@ def escape_times(k: int = 25,  # Values of each
 def plot_escape_times(df: pd.DataFrame  # From `escape_times`
                      ):  # Axes, one for each quantity
     "Plot escape times and their prediction"
-    from matplotlib import pyplot as plt
     labels = {'A': 'A', 'residual': 'B − y', 'lam': 'λ', 'eta': 'η'}
     groups = list(df.groupby('vary', sort=False))
-    axs = plt.subplots(1, len(groups), figsize=(2.4 * len(groups), 2.4), layout='constrained', squeeze=False)[1][0]
+    axs = new_axes(len(groups), size=(2.4, 2.4))
     for (name, g), ax in zip(groups, axs):
         ax.plot(g.value, g.predicted_time, 'k-', lw=.8, label='predicted')
         ax.plot(g.value, g.time, '.', label='simulated')
@@ -458,8 +456,7 @@ def plot_portrait(A: float = 1., B: float = 0., y: float = 1., lam: float = .1, 
                   ax=None  # Where to draw
                  ):  # Axes
     "Plot streamlines of the flow; places of rest that are stable are filled"
-    from matplotlib import pyplot as plt
-    if ax is None: ax = plt.subplots(figsize=(3.2, 3.2), layout='constrained')[1]
+    ax = new_axes(size=(3.2, 3.2), ax=ax)
     n = check_number('n', n, 2, integer=True)
     theta_i, theta_j, starts = _grid_of_starts(lim, 41, n)
     x, *problem = _check_problem(starts, A, B, y, lam, 1.)
@@ -499,8 +496,7 @@ def plot_basins(df: pd.DataFrame,  # From `basins`
                 ax=None  # Where to draw
                ):  # Axes
     "Plot the norm at the end, by start"
-    from matplotlib import pyplot as plt
-    if ax is None: ax = plt.subplots(figsize=(3.4, 3), layout='constrained')[1]
+    ax = new_axes(size=(3.4, 3), ax=ax)
     z = df.pivot(index='theta_j', columns='theta_i', values='end')
     image = ax.pcolormesh(z.columns, z.index, z.values, shading='nearest', vmin=0, vmax=max(z.values.max(), .01))
     ax.figure.colorbar(image, ax=ax, label='norm at the end')
@@ -543,12 +539,12 @@ class _Entries:
         self.names = list(dict.fromkeys(names))
         self.shapes = [parameters[n].shape for n in self.names]
         self.sizes = [s.numel() for s in self.shapes]
-        # where each parameter begins in `flatten_recipe`
+        # where each parameter begins in `flat`
         self.start = dict(zip(self.names, np.cumsum([0] + self.sizes).tolist()))
         self.flat = torch.cat([parameters[n].detach().flatten() for n in self.names])
 
     def output(self, index, values, x):
-        "Return the model's output for `x` with the entries `index` of `flatten_recipe` set to `values`"
+        "Return the model's output for `x` with the entries `index` of `flat` set to `values`"
         parts = self.flat.scatter(0, index.flatten(), values.flatten()).split(self.sizes)
         return functional_call(self.model, {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes)}, (x,))
 

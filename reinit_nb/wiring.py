@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .core import ReinitError, unknown_message
+from .core import ReinitError, new_axes, unknown_message
 from .models import input_shape
 from .probing import check_model, probe_model
 
@@ -604,10 +604,9 @@ def plot_wiring(w: Wiring,  # From `wiring`
                 ax=None  # Where to draw
                ):  # Axes
     "Draw which layer (column) reads which (row)"
-    from matplotlib import pyplot as plt
     reads = w.reads()
     n = len(reads)
-    if ax is None: ax = plt.subplots(figsize=(1.2 + .28 * n, 1 + .25 * n), layout='constrained')[1]
+    ax = new_axes(size=(1.2 + .28 * n, 1 + .25 * n), ax=ax)
     ax.imshow(reads, cmap='Greys', vmax=1.4)
     ax.set(xlabel='reads', ylabel='writes', xticks=range(n), yticks=range(n))
     ax.set_xticklabels(reads.columns, rotation=90)

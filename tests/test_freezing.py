@@ -293,10 +293,8 @@ def test_freeze_and_unfreeze_of_fastai():
 
 def test_layers_that_the_optimizer_never_saw():
     net = mlp(n_in=6, **reservoir_layout(8), n_out=3, frozen=True)
-    err(
-        lambda: quiet_fit(learner(net), 2, cbs=FrozenLayersCallback(schedule=[(0, tuple(reservoir_names(net))), (1, None)])),
-        'create_opt',
-    )
+    schedule = [(0, tuple(reservoir_names(net))), (1, None)]
+    err(lambda: quiet_fit(learner(net), 2, cbs=FrozenLayersCallback(schedule=schedule)), 'create_opt')
 
 
 def test_lr_find_and_validation_change_nothing(tmp_path):

@@ -24,6 +24,7 @@ from wiring_cases import (
     Dense,
     Net,
     Preactivation,
+    check_left_alone,
     frozen_resnet,
     sequential,
     zero_column,
@@ -327,18 +328,7 @@ def test_ours():
         assert t.weights[0] == sum(p.numel() for p in net.parameters())
 
 def test_model_is_left_alone():
-    net = torchvision.models.resnet18().train()
-    net.layer1.eval()
-    net.fc.weight.requires_grad_(False)
-    before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
-    rng, np_rng = torch.get_rng_state(), np.random.get_state()[1].copy()
-    mutually_frozen(net, data=torch.zeros(2, 3, 64, 64))
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-    assert [m.training for m in net.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), rng) and (np.random.get_state()[1] == np_rng).all()
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
-    assert all(p.grad is None for p in net.parameters())
-    assert not net.fc.weight.requires_grad
+    check_left_alone(lambda net: mutually_frozen(net, data=torch.zeros(2, 3, 64, 64)))
 
 # ---------------------------------------------------------------- dead units
 

@@ -333,9 +333,8 @@ def test_cache_refuses():
         'MixUp',
     )
     for task in (dict(shift=0.1), dict(flip=True), dict(jitter=(0.1, 0, 0, 0))):
-        learn = Learner(
-            image_dls(Task('digits', n_train=60, **task), bs=16, device='cpu'), model('scnn', c_in=1, size=8, width=0.25)
-        ).remove_cb(ProgressCallback)
+        dls = image_dls(Task('digits', n_train=60, **task), bs=16, device='cpu')
+        learn = Learner(dls, model('scnn', c_in=1, size=8, width=0.25)).remove_cb(ProgressCallback)
         err(partial(quiet_fit, learn, 1, cbs=[FrozenLayersCallback('block1'), CachedPrefixCallback()]), 'augmented')
     err(lambda: CachedPrefixCallback(folder='no/such/folder'), 'folder=')
     err(lambda: CachedPrefixCallback(memory=-1), 'memory=')

@@ -593,9 +593,8 @@ def test_warnings():
 
 def learner(seed=0, bs=32, n=200, net=None, cbs=None):
     net = net or model('scnn', c_in=1, size=8, width=0.25, norm='batch', dropout=0.3, seed=seed)
-    return Learner(image_dls(Task('digits', n_train=n, shift=0.1), bs=bs, device='cpu', seed=seed), net, cbs=cbs).remove_cb(
-        ProgressCallback
-    )
+    dls = image_dls(Task('digits', n_train=n, shift=0.1), bs=bs, device='cpu', seed=seed)
+    return Learner(dls, net, cbs=cbs).remove_cb(ProgressCallback)
 
 
 def plain_learner(seed=0):

@@ -213,8 +213,8 @@ def frame():
         same = dict(steps=4, test_loss=1., train_acc=.5, frozen=i, near=i, fisher=1.,
                     frozen_before=i, frozen_after=0, near_before=i, near_after=0)
         for r in runs:
-            rows.append(dict(recipe=r.hash, stage=1, test_acc=0.) | same)
-            rows.append(dict(recipe=r.hash, stage=2, test_acc=.1 * i + .01 * r.seed) | same)
+            run = dict(recipe=r.hash, seed=r.seed, model=r.model) | same
+            rows += [run | dict(stage=1, test_acc=0.), run | dict(stage=2, test_acc=.1 * i + .01 * r.seed)]
     return pd.DataFrame(rows)
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 "Which layer reads which: known networks, real networks, what cannot be counted, and a model that stays as it was"
-import copy
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
 from torch.nn.utils import prune
-from wiring_cases import CASES, Concatenated, Conv, Dense, Net, Preactivation, sequential
+from wiring_cases import CASES, Concatenated, Conv, Dense, Net, Preactivation, check_left_alone, sequential
 
 from reinit_nb.blocks import blocks
 from reinit_nb.core import ReinitError
@@ -145,18 +143,7 @@ def test_timm(name):
 # ---------------------------------------------------------------- the model is left alone
 
 def test_model_is_left_alone():
-    net = torchvision.models.resnet18().train()
-    net.layer1.eval()
-    net.fc.weight.requires_grad_(False)
-    before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
-    rng, np_rng = torch.get_rng_state(), np.random.get_state()[1].copy()
-    layer_readers(net)
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-    assert [m.training for m in net.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), rng) and (np.random.get_state()[1] == np_rng).all()
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
-    assert all(p.grad is None for p in net.parameters())
-    assert not net.fc.weight.requires_grad
+    check_left_alone(lambda net: layer_readers(net))
 
 class TwoNames(nn.Module):
     "One module under two names, one activation with weights in two places"

@@ -1,4 +1,7 @@
 "Networks with a known wiring, for the tests of wiring and of counts"
+import copy
+
+import numpy as np
 import torch
 import torchvision
 from torch import nn
@@ -117,3 +120,18 @@ def frozen_resnet():
     zero_column(net.layer4[1].conv1, 3)
     zero_column(net.fc, 3)
     return net
+
+def check_left_alone(measure):
+    "Call `measure` on a network whose modes and flags differ, and assert that nothing has changed"
+    net = torchvision.models.resnet18().train()
+    net.layer1.eval()
+    net.fc.weight.requires_grad_(False)
+    before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
+    rng, np_rng = torch.get_rng_state(), np.random.get_state()[1].copy()
+    measure(net)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert [m.training for m in net.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), rng) and (np.random.get_state()[1] == np_rng).all()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+    assert all(p.grad is None for p in net.parameters())
+    assert not net.fc.weight.requires_grad

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Z1', 'Z2', 'Z3', 'Z4', 'Z5', 'Z6', 'Z7', 'Z8', 'Z9', 'Z10', 'Z11', 'eigenvalue_agreement', 'escape_agreement',
-           'frozen_by_decay', 'pair_norms_over_time', 'sparsity_gaps', 'transfer_gaps', 'decay_and_rate', 'reset_gain',
+           'frozen_by_decay', 'pair_norms_over_time', 'sparsity_gaps', 'decay_and_rate', 'reset_gain',
            'reset_gain_by_images', 'loss_correlations', 'frozen_in_imagenet', 'warm_start_gap']
 
 # %% ../../nbs/72_claims.frozen.ipynb #6e94c941
@@ -22,8 +22,9 @@ from reinit_nb.claims.verdict import (
     interval_text,
     rank_interval,
 )
-from ..stats import mean_interval, paired_differences, paired_interval
+from ..stats import mean_interval, paired_interval
 from ..studies.reinit_cnn import format_gains
+from ..studies.transfer import variant_gains
 
 # %% ../../nbs/72_claims.frozen.ipynb #d0e0f1a8
 def eigenvalue_agreement(df: pd.DataFrame  # From `stability.eigenvalue_evidence`
@@ -122,17 +123,9 @@ def sparsity_gaps(df: pd.DataFrame  # Runs of the sparse networks
 Z5 = Claim('Z5', 'frozen_weights', ('sparse',), sparsity_gaps)
 
 # %% ../../nbs/72_claims.frozen.ipynb #846ae971
-def transfer_gaps(df: pd.DataFrame,  # Labelled: setting, variant, seed
-                  a: str,  # Variant: this …
-                  b: str,  # … minus this
-                  value: str = 'test_acc'  # Measurement
-                 ) -> pd.DataFrame:  # setting, seed, difference
-    "Return differences between two variants that share setting and seed"
-    return paired_differences(df, value, a, b, arm='variant', by=('setting', 'seed'), complete=False)
-
 def _variant_part(df, name, a, b):
     "Return the part of one comparison, and how it is said"
-    o = interval_or_none(100 * transfer_gaps(df, a, b).difference)
+    o = interval_or_none(100 * variant_gains(df, a, b).gain)
     return effect_part(name, o), f'{name}: ' + ('not measured' if o is None else interval_text(o))
 
 def decay_and_rate(decays: pd.DataFrame,  # Labelled runs over weight decay
@@ -167,7 +160,7 @@ def reset_gain(df: pd.DataFrame  # Labelled runs of the task changes
     "Measure Z7: reset minus standard, over task changes"
     d = df[~df.setting.str.contains('Pets')]   # pets are in none of the paper's tables
     learned = _learned_settings(d)
-    every = transfer_gaps(d, 'reset', 'standard').groupby('setting', sort=False).difference.mean()
+    every = variant_gains(d, 'reset', 'standard').groupby('setting', sort=False).gain.mean()
     counted = every[every.index.isin(learned)]
     n = df.seed.nunique()
     if len(counted) < 2:
@@ -189,8 +182,8 @@ Z7 = Claim('Z7', 'transfer', ('changes',), reset_gain)
 def reset_gain_by_images(df: pd.DataFrame  # Labelled runs with fractions of the images
                         ) -> Evidence:
     "Measure Z8: reset minus standard with all and with few images"
-    gaps = transfer_gaps(df, 'reset', 'standard')
-    g = 100 * gaps.pivot(index='seed', columns='setting', values='difference').dropna()
+    gaps = variant_gains(df, 'reset', 'standard')
+    g = 100 * gaps.pivot(index='seed', columns='setting', values='gain').dropna()
     if g.shape[1] < 2 or len(g) < 2:
         return Evidence([], 'not measured: two numbers of images and two seeds are the least', df.seed.nunique())
     by_fraction = {f: mean_interval(g[f]) for f in sorted(g)}
@@ -255,13 +248,13 @@ def warm_start_gap(df: pd.DataFrame  # Labelled runs: setting is the start, vari
                   ) -> Evidence:
     "Measure Z11: cold minus warm start"
     d = df.rename(columns=dict(setting='variant', variant='setting'))
-    gaps = transfer_gaps(d, 'cold, as long', 'warm')
+    gaps = variant_gains(d, 'cold, as long', 'warm')
     n = df.seed.nunique()
     if gaps.seed.nunique() < 2: return Evidence([], 'warm and cold starts of equally many steps cannot be paired', n)
-    gain = gaps.groupby('seed').difference.mean()
-    each = '; '.join(f'learning rate {k} {format_gains(g.difference)}' for k, g in gaps.groupby('setting', sort=False))
-    loss = transfer_gaps(d, 'warm', 'cold, as long', 'test_loss').difference
-    second = transfer_gaps(d, 'cold', 'warm').groupby('seed').difference.mean()
+    gain = gaps.groupby('seed').gain.mean()
+    each = '; '.join(f'learning rate {k} {format_gains(g.gain)}' for k, g in gaps.groupby('setting', sort=False))
+    loss = variant_gains(d, 'warm', 'cold, as long', 'test_loss').gain
+    second = variant_gains(d, 'cold', 'warm').groupby('seed').gain.mean()
     text = ('cold − warm in points with equally many steps in all, mean over learning rates, interval over seeds, '
             f'wins:losses: {format_gains(gain)} ({each}); test loss, warm − cold: {format_gains(loss, 1, 2)}; '
             f'a cold start with the steps of the second stage only − warm: {format_gains(second)}')

@@ -22,7 +22,7 @@ from reinit_nb.claims.verdict import (
     share_interval,
     tie_allowed,
 )
-from ..stats import format_interval, mean_interval, paired_interval
+from ..stats import format_interval, mean_interval, paired_differences, paired_interval
 
 # %% ../../nbs/74_claims.spectra.ipynb #dd043bd7
 def _learned_points(df, most):
@@ -34,9 +34,9 @@ def _text_or_unknown(o, digits=1):
 
 def _deep_minus_shallow(d, kind, value):
     "Return `value` of the deepest minus that of the shallowest, by seed"
-    g = d[d.kind == kind].pivot(index='seed', columns='depth', values=value)
-    g = g.reindex(columns=[d.depth.min(), d.depth.max()])
-    return (g.iloc[:, 1] - g.iloc[:, 0]).dropna()
+    ends = d.depth.max(), d.depth.min()
+    pairs = paired_differences(d[d.kind == kind], value, *ends, arm='depth', complete=False)
+    return pairs.set_index('seed').difference.sort_index()
 
 def depth_effects(df: pd.DataFrame,  # Labelled runs of `depths`
                   most: float = .05  # Runs that leave more of the signal's power at their points do not count
@@ -129,19 +129,19 @@ def kernel_law(df: pd.DataFrame  # Runs of `laws`
 F4 = Claim('F4', 'spectra', ('laws',), kernel_law)
 
 # %% ../../nbs/74_claims.spectra.ipynb #84b90ca5
-def _start_difference(df, a, b, value, transform=lambda v: v):
-    "Return `transform(value)` of start `a` minus that of `b`, for pairs in which both reached 100%"
+def _start_differences(df, a, b, values):
+    "Return `values` of start `a` minus those of `b`, for pairs in which both reached 100%"
     by = ['model', 'task.dataset', 'task.n_train', 'seed']
-    wide = df[df.reached.astype(bool)].pivot(index=by, columns='labels', values=value)
-    if not {a, b} <= set(wide): return pd.Series(dtype=float)
-    return (transform(wide[a]) - transform(wide[b])).dropna()
+    reached = df.assign(value=values)[df.reached.astype(bool)]
+    return paired_differences(reached, 'value', a, b, arm='labels', by=by, complete=False).sort_values(by)
 
 def _contrast(label, d, unit, digits=1):
     "Return the part of one contrast (`None` if there are too few pairs), and how it is said"
-    by_seed = d.groupby('seed').mean() if len(d) else d
+    by_seed = d.groupby('seed').difference.mean()
     if len(by_seed) < 2: return None, f'{len(d)} pairs in which both reached 100%'
     part = effect_part(label, mean_interval(by_seed), unit)
-    own = [mean_interval(g) for _, g in d.groupby(['model', 'task.dataset'], sort=False) if len(g) > 1]
+    networks = d.groupby(['model', 'task.dataset'], sort=False).difference
+    own = [mean_interval(g) for _, g in networks if len(g) > 1]
     above, below = sum(o['lo'] > 0 for o in own), sum(o['hi'] < 0 for o in own)
     opposite = below if part.verdict == '✅' else above if part.verdict == '❌' else 0
     if opposite: part = replace(part, given='➖')
@@ -159,8 +159,7 @@ def random_label_accuracy(df: pd.DataFrame  # Runs of `pictures`
     "Measure F5: test accuracy after learning random or swapped labels first"
     found = {}
     for a, b in (('random', 'none'), ('swapped', 'none'), ('swapped', 'random')):
-        d = _start_difference(df, a, b, 'test_accuracy', lambda v: 100 * v)
-        found[a, b] = _contrast(f'{a} − {b}', d, 'points')
+        found[a, b] = _contrast(f'{a} − {b}', _start_differences(df, a, b, 100 * df.test_accuracy), 'points')
     left = int((~df.reached.astype(bool)).sum())
     text = ('test accuracy in points, mean over networks and data, interval over seeds: '
             + '; '.join(f'{a} − {b} {said}' for (a, b), (_, said) in found.items())
@@ -182,7 +181,8 @@ def gradient_width_contrasts(df: pd.DataFrame  # Runs of `pictures`
              'after, against swapped labels': ('swapped', 'width1')}
     found = {}
     for k, (b, value) in asked.items():
-        found[k] = _contrast(f'width, {k}', _start_difference(df, 'random', b, value, np.log2), 'powers of 2', 2)
+        d = _start_differences(df, 'random', b, np.log2(df[value]))
+        found[k] = _contrast(f'width, {k}', d, 'powers of 2', 2)
     text = ('width after random labels, in powers of 2, mean over networks and data, interval over seeds: '
             + '; '.join(f'{k} {said}' for k, (_, said) in found.items()))
     parts = [p for p, _ in found.values() if p is not None]

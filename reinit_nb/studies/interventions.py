@@ -17,16 +17,16 @@ from fastai.callback.core import Callback, CancelFitException
 from torch import nn
 
 from ..between import dirac_reset
-from ..core import Recipe, ReinitError, by_scale, check_choice, check_number, default_device
+from ..core import Recipe, ReinitError, by_scale, check_choice, check_number, default_device, new_axes
 from ..core import scale as get_scale
-from ..datasets import missing_dataset as no_data
 from ..flatness import evaluate_loss, noise_curve
 from ..freezing import FrozenLayersCallback
 from ..lw import LayerwiseCallback
 from ..path import seeded
 from ..rounds import RoundCallback
 from ..stats import mean_interval
-from .common import Figure, ResultsFile, Study, Table
+from .common import Figure, ResultsFile, Study, Table, seed_range
+from .freezing import missing_images
 from .spectra import ImageRun, hessian_summary, image_data, image_net, image_spectrum, plain_log_axis
 from ..sweep import Engine
 from ..vision import Task
@@ -145,7 +145,7 @@ def plan_interventions(recipes: Sequence[BridgeRun]) -> list:  # Portions, each 
     for r in recipes: groups.setdefault(r.replace(how=CONTINUATIONS[0]), []).append(r)
     return list(groups.values())
 
-INTERVENTION_ENGINE = Engine(plan_interventions, run_interventions, missing=lambda r: no_data(r.task.dataset))
+INTERVENTION_ENGINE = Engine(plan_interventions, run_interventions, missing=missing_images)
 
 # %% ../../nbs/67_studies.interventions.ipynb #88a6ddc5
 def intervention_runs(scale: str | None = None,  # As in `core.scale`
@@ -159,8 +159,8 @@ def intervention_runs(scale: str | None = None,  # As in `core.scale`
                  looked=by_scale(16, 100, 1000, at), probes=by_scale(2, 10, 100, at))
     width = by_scale(1 / 16, 1 / 8, 1., at)
     models = by_scale(['vgg11'], ['vgg11'], ['vgg11', 'resnet18'], at)
-    seeds = range(by_scale(2, 4, 10, at) if seeds is None else seeds)
-    return [BridgeRun(m, task, how, width, seed=s, **sizes) for m in models for s in seeds for how in CONTINUATIONS]
+    return [BridgeRun(m, task, how, width, seed=s, **sizes)
+            for m in models for s in seed_range(seeds, (2, 4, 10), at) for how in CONTINUATIONS]
 
 # %% ../../nbs/67_studies.interventions.ipynb #b1b24877
 def ratios_to_control(df: pd.DataFrame,  # Results of `intervention_runs`
@@ -189,10 +189,9 @@ def ratios_to_control(df: pd.DataFrame,  # Results of `intervention_runs`
 def plot_ratios_to_control(t: pd.DataFrame  # From `ratios_to_control`
                           ):  # One Axes for each measure
     "Plot ratios with their intervals; colors are networks, open circles are networks that have not learned all images"
-    import matplotlib.pyplot as plt
     measures, hows, models = (list(dict.fromkeys(t[c])) for c in ('measure', 'how', 'model'))
-    figsize = min(11, 2.2 * len(measures)), 2.6
-    axs = plt.subplots(ncols=len(measures), figsize=figsize, layout='constrained', sharey=True, squeeze=False)[1][0]
+    n = len(measures)
+    axs = new_axes(n, n, size=(min(11 / n, 2.2), 2.6), sharey=True)
     for ax, measure in zip(axs, measures):
         for i, name in enumerate(models):
             g = t[(t.measure == measure) & (t.model == name)].set_index('how').reindex(hows)
