@@ -294,7 +294,8 @@ def test_freeze_and_unfreeze_of_fastai():
 def test_layers_that_the_optimizer_never_saw():
     net = mlp(n_in=6, **reservoir_layout(8), n_out=3, frozen=True)
     err(
-        lambda: quiet_fit(learner(net), 2, cbs=FrozenLayersCallback(schedule=[(0, tuple(reservoir_names(net))), (1, None)])),
+        lambda: quiet_fit(
+            learner(net), 2, cbs=FrozenLayersCallback(schedule=[(0, tuple(reservoir_names(net))), (1, None)])),
         'create_opt',
     )
 
@@ -582,3 +583,8 @@ def test_plots():
     ):
         ax = plot_freezing_plan(cb.plan(net))
         assert len(ax.get_yticklabels()) == 4 and 'frozen' in ax.get_title()
+
+
+def test_lazy_layers_are_refused():
+    m = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2))
+    err(lambda: frozen_masks(m, position='front', n=1), 'has no shape yet')
