@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .blocks import blocks, select_modules
 from .core import ReinitError, Streams, check_choice, check_number, new_axes
 from .models import POSITIONS, reservoir_names
-from .probing import unwrap_model
+from .probing import check_initialized, unwrap_model
 
 # %% ../nbs/30_freezing.ipynb #5d95b173
 def layer_positions(K: int,  # Number of layers
@@ -96,6 +96,7 @@ def frozen_layers(model: nn.Module,
         raise ReinitError('nothing is said about what to freeze: '
                           f'give layers, a position ({", ".join(POSITIONS)}), or of="reservoirs"')
     if position is None and n is not None: raise ReinitError(f'n={n} counts layers at a position: give a position')
+    check_initialized(model)   # a lazy layer has nothing to freeze yet
     found = _unit_params(model, of, head) if layers is None else _named_params(model, layers)
     if position is None: return found
     at = layer_positions(len(found), position, n)

@@ -53,7 +53,9 @@ def row_col_norms(w: Tensor,  # Weight: rows first; of a transposed convolution:
 # %% ../nbs/43_frozen.ipynb #cbfb956e
 def _weight_values(model, parameters, path):
     "Return the tensor at a path: a parameter, or an attribute that is computed from others"
-    t = parameters[path] if path in parameters else operator.attrgetter(path)(model)
+    if path in parameters: t = parameters[path]
+    else:   # in training mode a spectral norm changes its buffers whenever the weight is read
+        with probe_model(model, weights=False): t = operator.attrgetter(path)(model)
     if t.device.type == 'meta':
         raise ReinitError(f'{path} has no values (it is on the meta device): load weights first')
     return t.detach()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .blocks import Blocks, join_names
 from .core import ReinitError, Streams, check_number, unknown_message
-from .probing import preserve_model, preserve_rng
+from .probing import check_initialized, preserve_model, preserve_rng
 
 # %% ../nbs/04_init.ipynb #b4d524a9
 def fans(shape: Sequence[int]  # Of a Linear (out, in) or Conv (out, in, *kernel) weight
@@ -169,7 +169,7 @@ def _works(rule, module):
     return True
 
 def _learn_rule(root, name, module, fresh):
-    "Return a rule for module `name` of `unwrap_model` from init methods, or from a fresh model; `None` if there is none"
+    "Return a rule for module `name` of `root` from init methods, or from a fresh model; `None` if there is none"
     method = _own_init_method(module)
     methods = [method] if method else []
     for rule in map(_restrict_to_own, (*methods, *_model_init_methods(root, name))):
@@ -288,7 +288,7 @@ def _own_weights(module):
 def drawn_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     "Return the weights that come from an initializer by name, each once"
     found = set()
-    for name, module in model.named_modules():
+    for name, module in check_initialized(model).named_modules():
         _check_plain_weights(name, module)
         found |= {join_names(name, k) for k in _own_weights(module)}
     return {name: p for name, p in model.named_parameters() if name in found}

@@ -290,8 +290,11 @@ def default_layers(model: nn.Module,  # Any model
                    x: Tensor  # A batch
                   ) -> list[str]:  # In the order of the calls
     "List the outputs of all layers with weights, after the normalization and activation that follow"
-    calls = _record_calls(model, x[:2])
-    layers = [i for i, c in enumerate(calls) if _has_weight(c.module) and c.out is not None]
+    x = x[:2]
+    calls = _record_calls(model, x)
+    # the output of a layer on windows, or on a table of positions, has no row for each example
+    def has_rows(out): return out is not None and out.ndim > 0 and len(out) == len(x)
+    layers = [i for i, c in enumerate(calls) if _has_weight(c.module) and has_rows(c.out)]
     if not layers:
         raise ReinitError(f'model: {type(model).__name__} calls no layer with weights: name the layers to look at')
     return list(dict.fromkeys(_after_activation(calls, i) for i in layers))
@@ -341,6 +344,9 @@ class LayerFeatures:
         for name in self.layers:
             if name not in self.features:
                 raise ReinitError(f'layer={name!r} was not called (so often) when the model ran: name another one')
+            if len(self.features[name]) != len(x):
+                raise ReinitError(f'layer={name!r} returns {len(self.features[name])} rows for {len(x)} examples: '
+                                  'name another one, or give a function as pool that returns a row for each example')
             if not self.features[name].isfinite().all():
                 raise ReinitError(f'layer={name!r}: some features are NaN or infinite: '
                                   'measure a model that has not diverged, on finite data')

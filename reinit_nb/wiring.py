@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from .core import ReinitError, new_axes, unknown_message
 from .models import input_shape
-from .probing import check_model, probe_model
+from .probing import check_initialized, probe_model
 
 # %% ../nbs/42_wiring.ipynb #98b883f3
 def _expand_channels(channels, shape, dim):
@@ -586,7 +586,7 @@ def wiring(model: nn.Module,  # Any network
           ) -> Wiring:
     "Run `model` once without computing anything, and find out which layer reads which channel"
     if isinstance(x, Wiring): return x
-    check_model(model)
+    check_initialized(model)
     if pairs is not None: return _wiring_by_hand(model, list(pairs))
     t = _trace(model, x)
     return Wiring(t.parts, t.n_channels, t.merged, t.uncountable, t.remarks, t.skipped_weights)

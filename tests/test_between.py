@@ -338,3 +338,8 @@ def test_wrong_sparsity():
     with pytest.raises(ReinitError, match="did you mean 'mutual'?"): sparsify(net, 'mutually', .5)
     with pytest.raises(ReinitError, match='no pair of layers'): sparsify(nn.Linear(3, 2), 'mutual', .5)
     assert not changed(net, before)
+
+
+def test_lazy_layers_are_refused():
+    m = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+    with pytest.raises(ReinitError, match='has no shape yet'): dirac_reset(m)

@@ -580,3 +580,8 @@ def test_plots():
     ):
         ax = plot_freezing_plan(cb.plan(net))
         assert len(ax.get_yticklabels()) == 4 and 'frozen' in ax.get_title()
+
+
+def test_lazy_layers_are_refused():
+    m = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2))
+    err(lambda: frozen_masks(m, position='front', n=1), 'has no shape yet')

@@ -428,3 +428,13 @@ def test_named_pairs_where_tracing_fails():
 def test_scripted():
     with pytest.raises(ReinitError, match='cannot be traced|no pair'): mutually_frozen(torch.jit.script(small_mlp()),
                                                                                        (1, 5))
+
+
+def test_spectral_norm_is_left_alone():
+    "A weight that is computed is read in evaluation mode: in training mode each look changes a spectral norm"
+    spectral_norm = nn.utils.parametrizations.spectral_norm
+    m = sequential(spectral_norm(Conv(3, 4, 3)), nn.ReLU(), spectral_norm(Conv(4, 4, 3)))
+    before = {k: v.clone() for k, v in m.state_dict().items()}
+    mutually_frozen(m, (1, 3, 8, 8))
+    assert all(torch.equal(v, before[k]) for k, v in m.state_dict().items())
+    assert m.training and all(module.training for module in m.modules())

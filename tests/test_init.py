@@ -268,3 +268,11 @@ def test_learned_values_are_those_of_a_new_model():
     reset(m)
     for name, p in new.named_parameters():
         if 'grn' in name: assert torch.equal(dict(m.named_parameters())[name], p)
+
+
+def test_lazy_layers_have_no_weights_to_draw():
+    "A method that would leave them out without a word refuses instead"
+    m = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ReinitError, match=r'0 \(LazyLinear\) has no shape yet'): drawn_weights(m)
+    m(torch.ones(1, 3))
+    assert list(drawn_weights(m)) == ['0.weight', '2.weight']

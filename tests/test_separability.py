@@ -322,6 +322,26 @@ def test_dropout_is_not_an_activation():
     assert default_layers(net, torch.randn(3, 4, generator=gen())) == ['1', '3']
 
 
+def test_layers_without_a_row_for_each_example():
+    "Attention in windows, and tables of positions: left out by default, refused by name"
+    class Windows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.window, self.table, self.last = nn.Linear(2, 2), nn.Linear(3, 1), nn.Linear(4, 2)
+
+        def forward(self, x):
+            windows = self.window(x.reshape(-1, 2)) + self.table(torch.ones(1, 3))
+            return self.last(windows.reshape(len(x), 4))
+
+    net, x = Windows(), torch.randn(6, 4, generator=gen())
+    assert default_layers(net, x) == ['last']
+    y = torch.arange(6) % 2
+    assert separability(net, (x, y)).layer.tolist() == ['last']
+    with pytest.raises(ReinitError, match="layer='window' returns 12 rows for 6 examples"):
+        separability(net, (x, y), layers=['window'])
+    assert not net.window._forward_hooks
+
+
 def images(n=24, size=32, seed=0):
     return torch.rand(n, 3, size, size, generator=gen(seed)), torch.arange(n) % 3
 

@@ -212,3 +212,8 @@ def test_plot():
     ax = plot_wiring(wiring(Concatenated(), (1, 3, 8, 8)))
     assert [t.get_text() for t in ax.get_yticklabels()] == ['a', 'b', 'c', 'd']
     plt.close('all')
+
+
+def test_lazy_layers_are_refused():
+    m = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+    with pytest.raises(ReinitError, match='has no shape yet'): wiring(m, (1, 3))
