@@ -389,7 +389,9 @@ def missing_dataset(name: str  # Of a dataset
     return None if dataset_source(name) else _how_to_provide(name)
 
 def _how_to_provide(name):
-    if name not in _DATASETS: return unknown_message('dataset', name, dict.fromkeys([*_DATASETS, *available_datasets()]))
+    if name not in _DATASETS:
+        known = dict.fromkeys([*_DATASETS, *available_datasets()])
+        return unknown_message('dataset', name, known)
     entry = _DATASETS[name]
     third = f'torchvision cannot download {name}'
     if entry.torchvision and 'ended' not in entry.by_hand:

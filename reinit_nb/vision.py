@@ -44,7 +44,7 @@ class Task(Recipe):
     shift: float = 0.               # Moved by up to this share of the side, both ways; what comes in is black
     affine: tuple[float, float, float] = (0., 0., 0.)  # Largest rotation and shear in degrees; zoom by 1 ± this
     jitter: tuple[float, float, float, float] = (0., 0., 0., 0.)  # Brightness, contrast, saturation: 1 ± this; hue
-    random_blur: float = 1.         # Like `blur_images`, with a share between this and 1
+    random_blur: float = 1.         # Like `blur`, with a share between this and 1
     random_labels: float = 0.       # Share of the training labels that are redrawn, once and for all
     swap_labels: bool = False       # Every class gets the label of another one, always the same, in all parts
 
@@ -475,7 +475,7 @@ class _ImageBatches:
         self._types = explode_types(self.after_batch(first))
 
     def _make_batches(self, samples, generator, drop_last=False):
-        "Yield batches of `sample_runs`, prepared and, if for training, augmented with draws of `generator`"
+        "Yield batches of `samples`, prepared and, if for training, augmented with draws of `generator`"
         from fastai.torch_core import TensorCategory
         from fastcore.basics import chunked
         ds = self.dataset

@@ -110,7 +110,7 @@ def own_imports(source, module=''):
 
 
 def imported_modules(source, module, known):
-    "The modules out of `has_reset_rule` that `source` imports"
+    "The modules out of `known` that `source` imports"
     found = own_imports(source, module)
     return {m for m, _ in found if m in known} | {
         f'{m}.{n}'.strip('.') for m, n in found if f'{m}.{n}'.strip('.') in known

@@ -76,7 +76,7 @@ class Study:
     "All that belongs to a study"
     name: str  # As its module and its page
     title: str  # Heading
-    paper: str  # `reinit`, `frozen`, `freezing` or `windowed_fft`
+    paper: str  # `reinit`, `frozen`, `freezing` or `fourier`
     about: str  # In a sentence or two
     page: str  # Notebook with the experiment
     files: dict[str, ResultsFile]  # Name of a CSV file without scale → its lists
