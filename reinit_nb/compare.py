@@ -10,6 +10,7 @@ __all__ = ['MIN_PAIRS', 'differences_to', 'short_rounds', 'summarize_comparison'
 # %% ../nbs/53_compare.ipynb #7f03efdf
 import hashlib
 import inspect
+import pickle
 import random
 import warnings
 import zlib
@@ -76,7 +77,7 @@ def differences_to(df: pd.DataFrame,  # Tidy: `method`, `seed`, `steps` and what
     pairs = {m: paired_differences(df, value, m, against) for m in others}
     return pd.DataFrame({m: p.set_index('seed').difference for m, p in pairs.items()})
 
-# %% ../nbs/53_compare.ipynb #44136194
+# %% ../nbs/53_compare.ipynb #22f6859d
 def short_rounds(df: pd.DataFrame,  # Tidy: `method`, `seed`, `rounds`, `epochs`, `train_acc`
                  against: str = 'BL',  # The method to compare with
                  tolerance: float = .01  # Training accuracy that may be missing
@@ -158,7 +159,7 @@ def plot_comparison(df: pd.DataFrame,  # Tidy: `method`, `seed`, `steps` and wha
            xlabel=f'{value} minus that of {against}, same seed')
     return ax
 
-# %% ../nbs/53_compare.ipynb #66915cdd
+# %% ../nbs/53_compare.ipynb #ca3e6d82
 def comparison_power(df: pd.DataFrame,  # Tidy: `method`, `seed`, `steps` and what was measured
                      delta: float = .01,  # Smallest effect that matters: one point of accuracy
                      value: str | None = None,  # What is compared; default: the metric of the comparison
@@ -196,7 +197,7 @@ class Comparison(pd.DataFrame):
         "Return how many seeds would detect an effect of `delta`, as `comparison_power`"
         return comparison_power(self, delta, value, against, power, level)
 
-# %% ../nbs/53_compare.ipynb #1e039579
+# %% ../nbs/53_compare.ipynb #81622bfa
 class Arm(NamedTuple):
     "One of the things that are compared"
     label: str  # Shown
@@ -241,7 +242,7 @@ def _callback_label(cb):
     other = [f'{k}={v}' for k, v in own.items() if v != plain_value(defaults[k])]
     return f'{name}({", ".join(other)})' if other else name
 
-# %% ../nbs/53_compare.ipynb #d09946b9
+# %% ../nbs/53_compare.ipynb #14fce0e2
 def _check_rounds(label, cb, learn, epochs):
     "Count the rounds of a callback; raise an error for whatever would go wrong in them"
     if not isinstance(cb, RoundCallback): return 1
@@ -284,7 +285,7 @@ def _control_arms(treated, learn, epochs):
             arms.append(Arm(label, make, rounds, steps, name))
     return arms
 
-# %% ../nbs/53_compare.ipynb #ed21a6c0
+# %% ../nbs/53_compare.ipynb #ec4fd214
 def comparison_arms(learn: Learner,  # As it will be trained
                     methods,  # Classes, functions, names or `Method`s, one or several; or a dict with labels
                     epochs: int,  # Of every run
@@ -292,7 +293,8 @@ def comparison_arms(learn: Learner,  # As it will be trained
                    ) -> list[Arm]:  # BL, methods, controls
     "Return what a comparison runs for each seed; raise an error if any of it cannot be run"
     if not isinstance(methods, (dict, list, tuple)): methods = [methods]
-    labeled = methods.items() if isinstance(methods, dict) else [(None, m) for m in methods]
+    if not isinstance(methods, dict): methods = [Method(m) if isinstance(m, str) else m for m in methods]
+    labeled = methods.items() if isinstance(methods, dict) else [(getattr(m, 'label', None), m) for m in methods]
     if not labeled: raise ReinitError('methods is empty: give one or more')
     found = [_method_arm(label, _callback_maker(m), learn, epochs) for label, m in labeled]
     arms = [Arm('BL', method='BL'), *(arm for arm, _ in found if arm.label != 'BL')]
@@ -303,7 +305,7 @@ def comparison_arms(learn: Learner,  # As it will be trained
     if not controls: return arms
     return arms + [arm for arm in _control_arms(treated, learn, epochs) if arm.label not in labels]
 
-# %% ../nbs/53_compare.ipynb #acebe94f
+# %% ../nbs/53_compare.ipynb #7bae0c5e
 def _tensors(o):
     "Yield the tensors in nested tuples, lists and dicts"
     if isinstance(o, Tensor): yield o.detach().as_subclass(Tensor)
@@ -336,7 +338,7 @@ class BatchRecord(Callback):
             some = t.reshape(-1)[::max(1, t.numel() // 1000)]
             self.batch_checksum = zlib.crc32(_bytes(some), self.batch_checksum)
 
-# %% ../nbs/53_compare.ipynb #4fc48771
+# %% ../nbs/53_compare.ipynb #cbaafec0
 @contextmanager
 def seeded_loaders(dls,  # fastai `DataLoaders`
                    seed: int  # Of the order of batches
@@ -375,7 +377,7 @@ def evaluate_parts(learn: Learner  # Trained
     if bad: raise ReinitError(f'{", ".join(bad)} are not finite: training has diverged. Try a lower learning rate')
     return found
 
-# %% ../nbs/53_compare.ipynb #f29a6321
+# %% ../nbs/53_compare.ipynb #d2dec9af
 def _new_learner(make_learner, seed):
     learn = make_learner(seed)
     if isinstance(learn, Learner): return learn
@@ -415,7 +417,7 @@ def _check_same(label, row, other_label, other, columns=tuple(_DIFFERENT)):
                               'runs that are kept under a name are those of the make_learner at that time: '
                               'after a change, use another name)')
 
-# %% ../nbs/53_compare.ipynb #0a8d4dce
+# %% ../nbs/53_compare.ipynb #1d0911e1
 @dataclass(frozen=True)
 class LearnerRun(Recipe):
     "One run of a comparison of Learners: what its record is found by. The Learner itself is known by name only"
@@ -473,14 +475,14 @@ def _metric_column(learn, metric):
     return f'{part}_{_SHORT.get(metric, metric) if check_choice("metric", metric, known) else ""}'
 
 def _check_picklable(workers, **objects):
-    from joblib.externals import cloudpickle
+    from joblib import wrap_non_picklable_objects
     for name, o in objects.items():
-        try: cloudpickle.dumps(o)
+        try: pickle.dumps(wrap_non_picklable_objects([o]))   # as joblib will do it
         except Exception as e:
             raise ReinitError(f'workers={workers}: {name} cannot be sent to other processes ({type(e).__name__}: {e}). '
                               'Use workers=1, or make what cannot be pickled inside the function') from e
 
-# %% ../nbs/53_compare.ipynb #8362d181
+# %% ../nbs/53_compare.ipynb #5381a18d
 def _run_paired(make_learner, fit, arms, store, run):
     "Run one arm; raise an error if it is not paired with those of the same seed that the store has"
     kept = {r: store.get(r) for r in arms if r.seed == run.seed and r != run}
@@ -596,5 +598,6 @@ def compare(make_learner: Callable | Run,  # `seed` → fastai `Learner`; or a r
     df = Comparison(df[[*first, *(c for c in df if c not in first)]])
     if column: df.attrs['metric'] = column
     if not isinstance(make_learner, Run):
-        for method, row in short_rounds(df).iterrows(): warnings.warn(f'{method}: {_short_note(row)}', stacklevel=2)
+        short = [f'{method}: {_short_note(row)}' for method, row in short_rounds(df).iterrows()]
+        if short: warnings.warn('; '.join(short), stacklevel=2)
     return df

@@ -160,6 +160,8 @@ def test_exact_tests():
 
 # ---------------------------------------------------------------- a Learner of one's own
 
+pytestmark = pytest.mark.filterwarnings('ignore:.*are too short')   # two epochs are
+
 def digits(seed): return image_dls(Task('digits', n_train=60), seed, bs=20)
 
 def small_net():
@@ -194,7 +196,6 @@ def assert_paired(log, n_arms):
         for a, b in zip(log[0]['seen'], other['seen'], strict=True):
             assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
 
-@pytest.mark.filterwarnings('ignore:.*too short')
 def test_arms_begin_with_the_same_weights_and_see_the_same_batches():
     log = []
     result = quick_compare(partial(make_learner, cbs=Watch(log)), seeds=(3, 4))
@@ -214,7 +215,6 @@ def tensor_loaders(augment=False):
     train = DataLoader(data, bs=8, shuffle=True, after_batch=noisy if augment else None)
     return DataLoaders(train, DataLoader(data[:16], bs=8))
 
-@pytest.mark.filterwarnings('ignore:.*too short')
 def test_shared_loaders_and_global_generators_stay_as_they_were():
     dls, log = tensor_loaders(augment=True), []
     def make(seed):
@@ -241,7 +241,6 @@ def test_loaders_of_torch():
     assert torch.equal(g.get_state(), state)
     assert {'train_acc', 'valid_acc'} <= set(result) and 'test_acc' not in result
 
-@pytest.mark.filterwarnings('ignore:.*too short')
 def test_a_torchvision_model():
     def make(seed):
         net = resnet18(num_classes=10)
@@ -265,7 +264,6 @@ def test_measured_values_are_those_of_the_learner():
     with seeded(0): train = learn.dls.train.new(shuffle=False, drop_last=False)
     assert row.train_acc == pytest.approx(evaluate_learner(learn, train)[1], rel=1e-4)
 
-@pytest.mark.filterwarnings('ignore:.*too short')
 def test_an_interrupted_comparison_resumes(tmp_path):
     calls = []
     def make(seed, limit=99):
@@ -323,8 +321,8 @@ def test_runs_that_are_not_paired_are_refused():
         return learn
     with pytest.raises(ReinitError, match='saw different batches'): quick_compare(other_batches)
     class StopMethod(Callback):
-        def after_epoch(self):
-            if hasattr(self.learn, 'layerwise'): raise CancelFitException()
+        def after_batch(self):
+            if self.training and hasattr(self.learn, 'layerwise'): raise CancelFitException()
     def stops_early(seed): return make_learner(seed, cbs=StopMethod())
     with pytest.raises(ReinitError, match='equally many steps'): quick_compare(stops_early)
 
@@ -332,13 +330,14 @@ def test_metrics():
     both = quick_compare(partial(make_learner, metrics=[error_rate, accuracy]), 'FC', seeds=2, controls=False)
     assert both.attrs['metric'] == 'test_error_rate'
     default, named = both.summary(), both.summary('accuracy')
-    assert default.wins['FC'] == named.wins['FC'] and default['diff']['FC'] == pytest.approx(-named['diff']['FC'])
+    assert default.wins['FC'] == named.wins['FC']
+    assert default['diff']['FC'] == pytest.approx(-named['diff']['FC'], abs=1e-5)
     assert both[both.seed >= 0].summary()['mean']['BL'] == default['mean']['BL']
     by_name = quick_compare(methods='FC', controls=False, metric='valid_loss')
     assert by_name.summary()['mean']['BL'] == by_name.valid_loss[0]
     none = quick_compare(partial(make_learner, metrics=None), 'FC', controls=False)
     assert none.attrs['metric'] == 'test_loss'
-    assert none.power is not None and len(none.summary()) == 2
+    assert len(none.summary()) == 2
 
 def test_methods_in_every_form():
     one_cycle = quick_compare(methods={'mine': lambda: LayerwiseCallback(freeze=True)}, fit=Learner.fit_one_cycle)
@@ -389,7 +388,11 @@ def always_callback(callback): return lambda: callback
     (lambda: quick_compare(lambda a, b: make_learner(0)), 'should take a seed'),
     (lambda: quick_compare(lambda seed: small_net()), 'returned a Sequential'),
     (lambda: quick_compare(lambda seed: None), 'returned a NoneType'),
+<<<<<<< HEAD
     (lambda: quick_compare(always_learner(make_learner(0))), 'the same model twice'),
+=======
+    (lambda: quick_compare(partial(lambda learn, seed: learn, make_learner(0))), 'the same model twice'),
+>>>>>>> p6
     (lambda: quick_compare(lambda seed: make_learner(seed, cbs=LayerwiseCallback())), 'LayerwiseCallback already'),
     (lambda: quick_compare(epochs=0), 'epochs=0'),
     (lambda: quick_compare(epochs=None), 'epochs=None'),
@@ -399,7 +402,11 @@ def always_callback(callback): return lambda: callback
     (lambda: quick_compare(workers=0), 'workers=0'),
     (lambda: quick_compare(methods=LayerwiseCallback()), 'the class LayerwiseCallback'),
     (lambda: quick_compare(methods=[LayerwiseCallback, LayerwiseCallback]), 'several are called LW'),
+<<<<<<< HEAD
     (lambda: quick_compare(methods=always_callback(LayerwiseCallback())), 'the same object every time'),
+=======
+    (lambda: quick_compare(methods=partial(lambda cb: cb, LayerwiseCallback())), 'the same object every time'),
+>>>>>>> p6
     (lambda: quick_compare(methods=lambda: 3), 'should make a fastai Callback'),
     (lambda: quick_compare(methods=[]), 'methods is empty'),
     (lambda: quick_compare(methods=3), 'should be a callback class'),
