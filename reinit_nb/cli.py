@@ -93,7 +93,8 @@ def run_command(parser: Parser,  # Arguments
         if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='replace')
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings('ignore', category=FutureWarning, module=r'(?!reinit_nb)')   # of other packages
+            for kind in (FutureWarning, RuntimeWarning):   # of other packages
+                warnings.filterwarnings('ignore', category=kind, module=r'(?!reinit_nb)')
             code = run(parser.parse_args(argv)) if argv or bare else parser.print_help()
         sys.stdout.flush()
         return int(code or 0)
@@ -280,6 +281,7 @@ def _count_runs(jobs, scale, seeds, store):
         study = get_study(name)
         for source in (study.files[file] for file in files):
             if source.engine: recipes += flatten_recipes(source.lists(scale, seeds))
+    recipes = list(dict.fromkeys(recipes))   # files may share some
     return recipes, sum(recipe not in store for recipe in recipes)
 
 def _show_study(results, tables, verdicts):
