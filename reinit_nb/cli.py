@@ -36,7 +36,8 @@ class Parser(argparse.ArgumentParser):
                  after: str,  # Examples
                  failed: str = 'the run failed'  # What exit code 1 means
                 ):
-        codes = f'exit code: 0 done, 1 {failed}, 2 wrong input, 130 Ctrl-C\nProgress and messages go to the standard error; '
+        codes = f'exit code: 0 done, 1 {failed}, 2 wrong input, 130 Ctrl-C\n'
+        codes += 'Progress and messages go to the standard error; '
         codes += 'with REINIT_DEBUG=1 an unexpected error shows where it happened.'
         super().__init__(prog, description=about, epilog=f'{after}\n\n{codes}', allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,7 +93,8 @@ def run_command(parser: Parser,  # Arguments
         if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='replace')
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings('ignore', category=FutureWarning, module=r'(?!reinit_nb)')   # of other packages
+            for kind in (FutureWarning, RuntimeWarning):   # of other packages
+                warnings.filterwarnings('ignore', category=kind, module=r'(?!reinit_nb)')
             code = run(parser.parse_args(argv)) if argv or bare else parser.print_help()
         sys.stdout.flush()
         return int(code or 0)
@@ -146,18 +148,28 @@ examples:
 
 Ctrl-C stops at any time; the same command resumes from there.'''
 
+def _two_columns(entries, width):
+    "Names and what they stand for, in lines of at most 110 characters"
+    indent = ' ' * (width + 2)
+    lines = [textwrap.fill(text, 110, initial_indent=f'  {name:<{width}}', subsequent_indent=indent)
+             for name, text in entries.items()]
+    return '\n'.join(lines)
+
 def repro_parser() -> Parser:
     "Return the arguments of `reinit_repro`, with help"
-    lines = [textwrap.fill(about, 110, initial_indent=f'  {name:<16}', subsequent_indent=' ' * 18) for name, about in STUDY_HELP.items()]
-    parser = Parser('reinit_repro', _REPRO_ABOUT.format(studies='\n'.join(lines)), _REPRO_AFTER)
+    parser = Parser('reinit_repro', _REPRO_ABOUT.format(studies=_two_columns(STUDY_HELP, 16)), _REPRO_AFTER)
     add = parser.add_argument
     add('studies', nargs='*', metavar='STUDY', help='which studies, or all')
-    add('--claim', action='append', default=[], metavar='ID', help='only what this claim needs, such as R6; may be given several times')
-    add('--scale', metavar='|'.join(SCALE_NAMES), help='how big (default: the environment variable REINIT_SCALE, else laptop)')
+    add('--claim', action='append', default=[], metavar='ID',
+        help='only what this claim needs, such as R6; may be given several times')
+    add('--scale', metavar='|'.join(SCALE_NAMES),
+        help='how big (default: the environment variable REINIT_SCALE, else laptop)')
     add('--seeds', type=int, metavar='N', help='runs for each setting (default: as the scale says)')
     add('--out', metavar='DIR', default='reproduced',
-        help='where results, figures and report go: a new or empty folder, or one written by this command (default: reproduced)')
-    add('--runs', metavar='DIR', help='where finished runs are kept (default: the environment variable REINIT_RUNS, else runs)')
+        help='where results, figures and report go: a new or empty folder, or one written by this command '
+             '(default: reproduced)')
+    add('--runs', metavar='DIR',
+        help='where finished runs are kept (default: the environment variable REINIT_RUNS, else runs)')
     add('--workers', type=int, metavar='N', help='processes (default: as many as suit the machine)')
     return parser
 
@@ -166,7 +178,7 @@ def marker_text(studies: list,  # Their names
                 scale: str,  # Of the runs
                 seeds: int | None = None  # Runs for each setting
                ) -> str:  # JSON
-    "Return what stands in `studies.synthetic.json`"
+    "Return what stands in the file that marks a folder as ours"
     content = dict(studies=sorted(studies), format=MARKER_FORMAT, reinit_nb=__version__, scale=scale, seeds=seeds)
     return json.dumps(content, indent=1, ensure_ascii=False) + '\n'
 
@@ -184,7 +196,8 @@ def _check_marker(out, wanted):
                           f'this is {__version__}, format {MARKER_FORMAT}); {advice}')
     for key in ('studies', 'scale', 'seeds'):
         if found.get(key) != wanted[key]:
-            raise ReinitError(f'--out {out} holds {key} {found.get(key)!r}, and {wanted[key]!r} was asked for; {advice}')
+            raise ReinitError(f'--out {out} holds {key} {found.get(key)!r}, and {wanted[key]!r} was asked for; '
+                              f'{advice}')
 
 def check_out(out: Path,  # Folder
               marker: str  # From `marker_text`
@@ -214,7 +227,8 @@ def repro_jobs(studies: list,  # Names, or `all`
     jobs = {}
     for name in studies:
         check_choice('study', name, [*STUDY_NAMES, 'all'])
-        for study in all_studies().values() if name == 'all' else [get_study(name)]: jobs[study.name] = list(study.files)
+        chosen = all_studies().values() if name == 'all' else [get_study(name)]
+        for study in chosen: jobs[study.name] = list(study.files)
     ids = list(all_claims().id)
     for claim in claims:
         study, files = claim_files(check_choice('claim', claim.upper(), ids))
@@ -224,7 +238,7 @@ def repro_jobs(studies: list,  # Names, or `all`
 
 def claim_files(id: str  # Of a claim
                ) -> tuple[str, list]:  # Name of the study, and of its files
-    "Return the results files that a claim needs: those with its lists of recipes, or all where a part is computed from several"
+    "Return the results files that a claim needs"
     from reinit_nb.claims.scorecard import get_claim
     from reinit_nb.studies.common import get_study
     claim = get_claim(id)
@@ -265,29 +279,47 @@ def _count_runs(jobs, scale, seeds, store):
     recipes = []
     for name, files in jobs.items():
         study = get_study(name)
-        sources = [study.files[file] for file in files]
-        recipes += [recipe for source in sources if source.engine for recipe in flatten_recipes(source.lists(scale, seeds))]
+        for source in (study.files[file] for file in files):
+            if source.engine: recipes += flatten_recipes(source.lists(scale, seeds))
+    recipes = list(dict.fromkeys(recipes))   # files may share some
     return recipes, sum(recipe not in store for recipe in recipes)
 
 def _show_study(results, tables, verdicts):
     "Tables and verdicts of a study for a terminal"
-    from reinit_nb.report.html import text_table
+    from reinit_nb.report.html import round_columns, text_table
     lines = []
     for name, table in tables.items():
         exhibit = results.study.exhibits[name]
-        if not exhibit.folded: lines.append(f'{exhibit.caption}\n\n{text_table(table, exhibit.digits)}\n')
+        if exhibit.folded: continue
+        lines.append(f'{exhibit.caption}\n\n{text_table(round_columns(table, exhibit.digits))}\n')
     for _, claim in verdicts.iterrows():
         lines.append(textwrap.fill(f'{claim.verdict or "–"} {claim.id} {claim.claim}', 120, subsequent_indent='      '))
         lines.append(textwrap.fill(claim.measured, 120, initial_indent='      ', subsequent_indent='      '))
     return '\n'.join(lines)
 
+def _write_files(jobs, out, scale, args, store):
+    "Run the studies file by file; return the files that could not be made here, and why"
+    from reinit_nb.core import ReinitError
+    from reinit_nb.studies.common import get_study, write_results
+    left_out = {}
+    options = dict(store=store, workers=args.workers)
+    for name, files in jobs.items():
+        for file in files:
+            try: write_results(get_study(name), out, scale, args.seeds, [file], **options)
+            except ReinitError as error: left_out[file] = _one_line(error)
+    if left_out and len(left_out) == sum(map(len, jobs.values())):
+        raise ReinitError('; '.join(dict.fromkeys(left_out.values())))
+    for file, why in left_out.items(): say(f'left out: {file}: {why}')
+    return left_out
+
 def _repro_run(args):
     "Check, run, write, and say where"
     from reinit_nb.core import ReinitError, atomic_write, check_number
     from reinit_nb.core import scale as get_scale
-    from reinit_nb.report.page import judge_results, write_report
+    from reinit_nb.report.html import write_page
+    from reinit_nb.report.page import judge_results, results_page
     from reinit_nb.store import Store
-    from reinit_nb.studies.common import StudyResults, get_study, write_results
+    from reinit_nb.studies.common import StudyResults, get_study
     scale = get_scale(args.scale)
     for name in ('seeds', 'workers'):
         if getattr(args, name) is not None: check_number(f'--{name}', getattr(args, name), 1, MOST_SEEDS, integer=True)
@@ -302,9 +334,7 @@ def _repro_run(args):
     recipes, new = _count_runs(jobs, scale, args.seeds, store)
     if new: say(f'running {new} of {len(recipes)} runs at {scale} scale; finished ones are kept in {store.root} …')
     start = time.perf_counter()
-    try:
-        for name, files in jobs.items():
-            write_results(get_study(name), out, scale, args.seeds, files, store=store, workers=args.workers)
+    try: left_out = _write_files(jobs, out, scale, args, store)
     except KeyboardInterrupt:
         done = sum(recipe in store for recipe in recipes)
         raise KeyboardInterrupt(f'{done} of {len(recipes)} runs are finished and kept in {store.root}; '
@@ -312,15 +342,17 @@ def _repro_run(args):
     took = time.perf_counter() - start
     results = {name: StudyResults(get_study(name), out, scale, args.seeds) for name in jobs}
     tables = {name: _write_exhibits(opened, out) for name, opened in results.items()}
-    verdicts = judge_results(results)
-    page = write_report(out, out / 'index.html', scale, args.seeds, list(jobs), say if len(jobs) > 1 else lambda text: None)
+    judged = judge_results(results)
+    page = write_page(out / 'index.html', results_page(results, judged, say if len(jobs) > 1 else lambda text: None))
+    wanted = judged[(judged.verdict != '') | judged.id.isin([claim.upper() for claim in args.claim])]
     if args.json:
-        summary = dict(studies=list(jobs), scale=scale, reinit_nb=__version__, out=str(out), page=str(page), runs=len(recipes),
-                       new=new, seconds=round(took, 3), verdicts=verdicts, tables=tables)
+        summary = dict(studies=list(jobs), scale=scale, reinit_nb=__version__, out=str(out), page=str(page),
+                       runs=len(recipes), new=new, seconds=round(took, 3), left_out=left_out,
+                       verdicts=wanted, tables=tables)
         return print_json(summary)
     if scale == 'smoke': print('A smoke run: it shows that everything works, and its numbers mean nothing.\n')
     for name, opened in results.items():
-        print(_show_study(opened, tables[name], verdicts[verdicts.id.isin(opened.study.claims)]), end='\n\n')
+        print(_show_study(opened, tables[name], wanted[wanted.id.isin(opened.study.claims)]), end='\n\n')
     print(f'{len(recipes)} runs, {new} of them new, in {readable_time(took)}. The report: {page}')
 
 def reinit_repro(argv: list | None = None  # Arguments; default: those of the command line
@@ -329,11 +361,12 @@ def reinit_repro(argv: list | None = None  # Arguments; default: those of the co
     return run_command(repro_parser(), _repro_run, argv)
 
 # %% ../nbs/90_cli.ipynb #a9df17e0
-_FROZEN_ABOUT = '''Count the mutually frozen weights of a checkpoint (Zilly et al. 2021, Section 6.2): for each layer, the filters whose
-own weights (or the entries of their normalization) and whose columns in all next layers have an L2 norm below a cutoff.'''
+_FROZEN_ABOUT = '''Count the mutually frozen weights of a checkpoint (Zilly et al. 2021, Section 6.2): for each layer,
+the filters whose own weights (or the entries of their normalization) and whose columns in all next layers have
+an L2 norm below a cutoff.'''
 
-_FROZEN_AFTER = '''FILE is a state dict written by torch.save, or a dict that holds one (model, state_dict, ...); it is read without
-running anything in it.
+_FROZEN_AFTER = '''FILE is a state dict written by torch.save, or a dict that holds one (model, state_dict, ...);
+it is read without running anything in it.
 With --arch resnet50_imagenet, FILE is the .npz of the ImageNet weights (default: the one in REINIT_DATA).
 
 examples:
@@ -350,11 +383,13 @@ def frozen_parser() -> Parser:
     add = parser.add_argument
     add('file', nargs='?', metavar='FILE', help='the checkpoint')
     add('--arch', metavar='NAME', help='network: a name of torchvision, timm or reinit_nb; timm:NAME says whose')
-    add('--option', action='append', default=[], metavar='KEY=VALUE', help='an argument of the network; may be given several times')
+    add('--option', action='append', default=[], metavar='KEY=VALUE',
+        help='an argument of the network; may be given several times')
     add('--size', type=int, metavar='N', help='height and width of its images (default: usual sizes are tried)')
     add('--cutoff', type=float, default=1e-2, help='norms below this count as zero (default: 0.01)')
     add('--no-bias', action='store_true', help='leave biases out')
-    add('--readers', action='store_true', help='show which layer reads which, and what cannot be counted, instead of counting')
+    add('--readers', action='store_true',
+        help='show which layer reads which, and what cannot be counted, instead of counting')
     add('--max-share', type=float, metavar='S', help='exit with 1 if more than this share of the weights is frozen')
     return parser
 
@@ -364,7 +399,8 @@ def parse_option(text: str  # Such as `width=0.5`
     "Read an argument of a network from the command line"
     from reinit_nb.core import ReinitError
     key, equals, value = text.partition('=')
-    if not equals or not key.isidentifier(): raise ReinitError(f'--option {text!r} should be KEY=VALUE, such as width=0.5')
+    if not equals or not key.isidentifier():
+        raise ReinitError(f'--option {text!r} should be KEY=VALUE, such as width=0.5')
     try: return key, json.loads(value)
     except ValueError: return key, {'True': True, 'False': False, 'None': None}.get(value, value)
 
@@ -392,7 +428,8 @@ def _load_network(args):
         if not options or isinstance(error, ReinitError): raise
         why = str(error).splitlines()[0] if str(error) else 'no message'
         given = ' '.join(args.option)
-        raise ReinitError(f'{args.arch} cannot be built with --option {given}: {type(error).__name__}: {why}') from error
+        why = f'{type(error).__name__}: {why}'
+        raise ReinitError(f'{args.arch} cannot be built with --option {given}: {why}') from error
 
 def frozen_text(layers,  # DataFrame from `mutually_frozen`
                 totals  # DataFrame from `frozen_totals`
@@ -427,8 +464,8 @@ def _frozen_run(args):
     totals = frozen_totals(layers)
     if args.json:
         total = json.loads(totals.to_json(orient='records'))[0]
-        print_json(dict(file=args.file, arch=args.arch, cutoff=args.cutoff, bias=not args.no_bias, reinit_nb=__version__,
-                        totals=total, layers=layers))
+        print_json(dict(file=args.file, arch=args.arch, cutoff=args.cutoff, bias=not args.no_bias,
+                        reinit_nb=__version__, totals=total, layers=layers))
     else: print(frozen_text(layers, totals))
     return int(args.max_share is not None and totals.share[0] > args.max_share)
 
@@ -438,8 +475,9 @@ def reinit_frozen(argv: list | None = None  # Arguments; default: those of the c
     return run_command(frozen_parser(), _frozen_run, argv)
 
 # %% ../nbs/90_cli.ipynb #f0d04d1e
-_CLAIMS_ABOUT = '''What became of the claims of the four papers, judged by recorded results: for each the effect that decides it with its
-95% interval, the paper's number for the same, and whether the claim holds, fails, or is undecided.'''
+_CLAIMS_ABOUT = '''What became of the claims of the four papers, judged by recorded results: for each the effect that
+decides it with its 95% interval, the paper's number for the same, and whether the claim holds, fails, or is
+undecided.'''
 
 _CLAIMS_AFTER = '''papers:
 {papers}
@@ -460,14 +498,14 @@ PAPER_HELP = dict(   # known to the help, which waits for no import
 
 def claims_parser() -> Parser:
     "Return the arguments of `reinit_claims`, with help"
-    lines = [textwrap.fill(title, 100, initial_indent=f'  {key:<12}', subsequent_indent=' ' * 14) for key, title in PAPER_HELP.items()]
-    parser = Parser('reinit_claims', _CLAIMS_ABOUT, _CLAIMS_AFTER.format(papers='\n'.join(lines)))
+    parser = Parser('reinit_claims', _CLAIMS_ABOUT, _CLAIMS_AFTER.format(papers=_two_columns(PAPER_HELP, 12)))
     add = parser.add_argument
     add('ids', nargs='*', metavar='ID', help='claims to tell everything about, such as R1')
     add('--paper', metavar='|'.join(PAPER_HELP), help='those of one paper')
     add('--verdict', metavar='|'.join(VERDICT_CHOICES), help='those with this verdict (or its sign: ✅, ❌, ➖)')
     add('--results', metavar='DIR',
-        help='folder with recorded results (default: results of the repository; without one, the table that comes with the package)')
+        help='folder with recorded results (default: results of the repository; without one, the table that comes '
+             'with the package)')
     add('--scale', default='laptop', metavar='|'.join(SCALE_NAMES), help='of the results (default: laptop)')
     return parser
 
@@ -498,7 +536,8 @@ def claim_lines(judged  # DataFrame from `judge_claims`
     for paper, claims in judged.groupby('paper', sort=False):
         lines.append(PAPER_TITLES[paper])
         for _, claim in claims.iterrows():
-            first = f'  {_signed_word(claim.verdict):<16}{claim.id:<4}{claim.short:<45}{effect_text(claim):<34}{paper_text(claim):>7}'
+            first = f'  {_signed_word(claim.verdict):<16}{claim.id:<4}{claim.short:<45}'
+            first += f'{effect_text(claim):<34}{paper_text(claim):>7}'
             second = '; '.join(filter(None, (claim.measure, sample_text(claim), f'{claim["scale"]} scale')))
             lines.append(first.rstrip())
             lines.append(textwrap.fill(second, 118, initial_indent=' ' * 22, subsequent_indent=' ' * 22))
@@ -530,7 +569,8 @@ def _scorecard_of(args, ids, scale):
         if args.results is not None or scale != 'laptop': raise
         judged = shipped_scorecard(ids)
         date = judged.date.iloc[0]
-        say(f'there is no folder results/ here or above: this is the table that comes with reinit_nb {__version__}, from runs until {date}')
+        say('there is no folder results/ here or above: this is the table that comes with '
+            f'reinit_nb {__version__}, from runs until {date}')
         return judged.drop(columns='date'), f'the table of reinit_nb {__version__}', date
     if len(ids) > 3: say(f'judging {len(ids)} claims …')
     return judge_claims(folder, ids, scale, strict=bool(args.ids)), str(folder), None
@@ -542,7 +582,8 @@ def _claims_run(args):
     from reinit_nb.core import scale as get_scale
     ids, scale, verdict = _wanted_ids(args), get_scale(args.scale), args.verdict
     if verdict is not None:
-        verdict = check_choice('--verdict', VERDICT_CHOICES.get(verdict, verdict), [*VERDICT_CHOICES.values(), *VERDICT_CHOICES])
+        known = [*VERDICT_CHOICES.values(), *VERDICT_CHOICES]
+        verdict = check_choice('--verdict', VERDICT_CHOICES.get(verdict, verdict), known)
     judged, source, date = _scorecard_of(args, ids, scale)
     if verdict: judged = judged[judged.verdict == verdict]
     if args.json:
@@ -558,8 +599,8 @@ def reinit_claims(argv: list | None = None  # Arguments; default: those of the c
     return run_command(claims_parser(), _claims_run, argv, bare=True)
 
 # %% ../nbs/90_cli.ipynb #d05b4747
-_REPORT_ABOUT = '''Write one HTML page about everything that was measured: the scorecard, tables with the papers' numbers next to ours,
-figures, recipes and versions. It is a single file, and needs no connection.'''
+_REPORT_ABOUT = '''Write one HTML page about everything that was measured: the scorecard, tables with the papers'
+numbers next to ours, figures, recipes and versions. It is a single file, and needs no connection.'''
 
 _REPORT_AFTER = '''DIR is one of
   a folder of results       CSV files such as synthetic_laptop.csv, also those that reinit_repro has written
@@ -576,7 +617,8 @@ def report_parser() -> Parser:
     parser = Parser('reinit_report', _REPORT_ABOUT, _REPORT_AFTER)
     add = parser.add_argument
     add('dir', nargs='?', metavar='DIR', help='folder of results or of runs (default: results of the repository)')
-    add('--out', metavar='FILE', default='report.html', help='the page; one that this command has written is replaced (default: report.html)')
+    add('--out', metavar='FILE', default='report.html',
+        help='the page; one that this command has written is replaced (default: report.html)')
     add('--scale', metavar='|'.join(SCALE_NAMES),
         help='of results, or at which claims are judged by runs (default: the scale of which there is most)')
     add('--open', action='store_true', help='show it in a browser')
@@ -589,23 +631,33 @@ def check_page(path: str  # Where a page is to be written
     from reinit_nb.report.html import is_page
     out = Path(path).expanduser()
     if out.is_dir(): raise ReinitError(f'--out {path} is a folder; name a file, such as {out / "report.html"}')
-    if out.exists() and not is_page(out): raise ReinitError(f'--out {path} is there already, and no page of ours; name another file')
+    if out.exists() and not is_page(out):
+        raise ReinitError(f'--out {path} is there already, and no page of ours; name another file')
     near = next(folder for folder in out.absolute().parents if folder.exists())
     if not near.is_dir(): raise ReinitError(f'--out {path} cannot be written: {near} is a file')
     if not os.access(near, os.W_OK): raise ReinitError(f'--out {path} cannot be written: {near} is read-only')
     return out
 
+def _seeds_of(folder):
+    "The `--seeds` with which `reinit_repro` has written a folder, if it has"
+    if folder is None: return None
+    try: return json.loads((Path(folder).expanduser() / MARKER).read_text(encoding='utf-8'))['seeds']
+    except (OSError, ValueError, KeyError, TypeError): return None
+
 def _report_run(args):
     "Write the page, and say where it is"
     from reinit_nb.core import scale as get_scale
-    from reinit_nb.report.page import write_report
+    from reinit_nb.report.html import write_page
+    from reinit_nb.report.page import make_report
     out = check_page(args.out)
     scale = None if args.scale is None else get_scale(args.scale)
-    page = write_report(args.dir, out, scale, say=say)
+    report = make_report(args.dir, scale, _seeds_of(args.dir), say)
+    page = write_page(out, report.html)
     if args.open:
         import webbrowser
         webbrowser.open(page.resolve().as_uri())
-    if args.json: print_json(dict(page=str(page), bytes=page.stat().st_size, scale=scale, reinit_nb=__version__))
+    about = dict(page=str(page), bytes=page.stat().st_size, kind=report.kind, source=report.source, scale=report.scale)
+    if args.json: print_json(about | dict(reinit_nb=__version__))
     else: print(f'The page: {page}')
 
 def reinit_report(argv: list | None = None  # Arguments; default: those of the command line

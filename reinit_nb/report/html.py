@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BADGES', 'render_part', 'template_text', 'paragraphs', 'fold', 'tiles', 'decimals', 'Cell', 'page_link', 'badge',
-           'text_table', 'sort_values', 'table_html', 'figure_of', 'figure_png', 'small_figures', 'figure_html',
-           'heading_id', 'render_page', 'write_page', 'is_page']
+           'round_columns', 'text_table', 'sort_values', 'table_html', 'figure_of', 'figure_png', 'small_figures',
+           'figure_html', 'heading_id', 'render_page', 'write_page', 'is_page']
 
 # %% ../../nbs/80_report.html.ipynb #d9d9c6dd
 import base64
@@ -149,6 +149,17 @@ def _columns(df, digits):
     has_index = not isinstance(df.index, pd.RangeIndex) or df.index.name is not None
     if has_index: df = df.reset_index()
     return [_Column(name, df.iloc[:, i], digits) for i, name in enumerate(df.columns)]
+
+# %% ../../nbs/80_report.html.ipynb #7c1d09aa
+def round_columns(df: pd.DataFrame,  # Any table
+                  digits: int  # Decimals
+                 ) -> pd.DataFrame:
+    "Round columns of numbers, except where something would become zero"
+    def rounded(column):
+        if not pd.api.types.is_float_dtype(column): return column
+        short = column.round(digits)
+        return short if (short == 0).sum() == (column == 0).sum() else column
+    return df.apply(rounded)
 
 # %% ../../nbs/80_report.html.ipynb #01e3975d
 def text_table(df: pd.DataFrame,  # Any table
