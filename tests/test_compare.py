@@ -377,9 +377,6 @@ def test_power_of_a_comparison():
 class Broken(LayerwiseCallback):
     def __init__(self, needed): super().__init__()
 
-def always_learner(learn): return lambda seed: learn
-def always_callback(callback): return lambda: callback
-
 @pytest.mark.parametrize('wrong, said', [
     (lambda: quick_compare(make_learner(0)), 'a function that takes a seed'),
     (lambda: quick_compare(small_net()), 'make_learner is a Sequential'),
@@ -388,11 +385,7 @@ def always_callback(callback): return lambda: callback
     (lambda: quick_compare(lambda a, b: make_learner(0)), 'should take a seed'),
     (lambda: quick_compare(lambda seed: small_net()), 'returned a Sequential'),
     (lambda: quick_compare(lambda seed: None), 'returned a NoneType'),
-<<<<<<< HEAD
-    (lambda: quick_compare(always_learner(make_learner(0))), 'the same model twice'),
-=======
     (lambda: quick_compare(partial(lambda learn, seed: learn, make_learner(0))), 'the same model twice'),
->>>>>>> p6
     (lambda: quick_compare(lambda seed: make_learner(seed, cbs=LayerwiseCallback())), 'LayerwiseCallback already'),
     (lambda: quick_compare(epochs=0), 'epochs=0'),
     (lambda: quick_compare(epochs=None), 'epochs=None'),
@@ -402,11 +395,7 @@ def always_callback(callback): return lambda: callback
     (lambda: quick_compare(workers=0), 'workers=0'),
     (lambda: quick_compare(methods=LayerwiseCallback()), 'the class LayerwiseCallback'),
     (lambda: quick_compare(methods=[LayerwiseCallback, LayerwiseCallback]), 'several are called LW'),
-<<<<<<< HEAD
-    (lambda: quick_compare(methods=always_callback(LayerwiseCallback())), 'the same object every time'),
-=======
     (lambda: quick_compare(methods=partial(lambda cb: cb, LayerwiseCallback())), 'the same object every time'),
->>>>>>> p6
     (lambda: quick_compare(methods=lambda: 3), 'should make a fastai Callback'),
     (lambda: quick_compare(methods=[]), 'methods is empty'),
     (lambda: quick_compare(methods=3), 'should be a callback class'),
