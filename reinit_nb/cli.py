@@ -302,7 +302,8 @@ def _write_files(jobs, out, scale, args, store):
     from reinit_nb.core import ReinitError
     from reinit_nb.studies.common import get_study, write_results
     left_out = {}
-    options = dict(store=store, workers=args.workers)
+    show = sys.stdout.isatty() and not args.json   # a progress bar only where somebody sees it
+    options = dict(store=store, workers=args.workers, show=show)
     for name, files in jobs.items():
         for file in files:
             try: write_results(get_study(name), out, scale, args.seeds, [file], **options)
