@@ -21,7 +21,7 @@ from ..stats import format_interval, mean_interval, sign_verdict
 
 # %% ../../nbs/70_claims.verdict.ipynb #152dd313
 VERDICTS = ('✅', '❌', '➖')
-VERDICT_WORDS = {'✅': 'holds', '❌': 'does not hold', '➖': 'undecided'}
+VERDICT_WORDS = {'✅': 'holds', '❌': 'fails', '➖': 'undecided'}
 
 @dataclass(frozen=True)
 class Verdict:
