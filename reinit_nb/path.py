@@ -870,7 +870,8 @@ def count_frozen(net: nn.Module,  # Network
     except ReinitError: return dict.fromkeys(names, math.nan)
     return dict(near=int(near.frozen)) | {k: int(full[k]) for k in names if k != 'near'}
 
-def stage_row(stage: 'Stage') -> dict:
+def stage_row(stage  # A `Stage` that has been trained
+             ) -> dict:
     "Return what is recorded of a stage of a `PathRun`"
     learn, watch, before = stage.learn, stage.watch, stage.how.before
     test = learn.dls.loaders[2]
