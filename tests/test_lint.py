@@ -119,6 +119,11 @@ def test_figure_faults():
     assert not pages.cell_options(cell('#| export\n#| eval: false\nx'))[1]
 
 
+def test_folded_options():
+    assert pages.folded_options('#| fig-alt: >-\n#|   Two curves\nplot()') == ['#|   Two curves']
+    assert not pages.folded_options('#| fig-alt:\n#|   - one\n#|   - two\nplot()')
+
+
 GOOD_MATH = [
     '$a$ and $b_{1}$',
     '$$\n\\left(x\\right) \\rightarrow \\{a\\}\n$$',

@@ -83,6 +83,20 @@ def options_are_yaml():
                 )
 
 
+def folded_options(source):
+    "Lines that continue an option; nbdev drops them, so that half of a text is lost"
+    return re.findall(r'^#\|\s{2,}(?!- ).+$', source, re.M)
+
+
+@rule
+def options_stand_on_one_line():
+    "An option of a cell is one line, or a list with one line for each entry"
+    for name in notebook_names():
+        for cell in shown_code(read(name)):
+            for line in folded_options(text(cell['source'])):
+                yield f'nbs/{name}, cell {cell["id"]}', f'{line[:60]!r} continues an option: write it in one line'
+
+
 def figure_fault(cell):
     "What is wrong with the alternative texts of a cell's pictures, or None"
     pictures = sum(map(build.is_image, cell['outputs']))
