@@ -228,7 +228,13 @@ class Page:
 
     def settle(self):
         "Wait for two frames, so that styles and layout are those of now"
-        self.js('new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(1))))')
+        drawn = 'new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(1))))'
+        try:
+            self.js(drawn)
+        except PageError as error:
+            if 'navigated' not in str(error):
+                raise
+            self.js(drawn)  # a click on a link: the page that was left cannot answer any more
         return self
 
     def js(self, expression):

@@ -379,7 +379,11 @@ def scnn(*tasks): return PathRun('scnn', tuple((t, HOW) for t in tasks), width=.
 def test_wrong_input_is_refused_before_training(wrong, said, monkeypatch):
     trained = []
     plain = reinit_nb.path.fit_stage
-    monkeypatch.setattr(reinit_nb.path, 'fit_stage', lambda *a, **k: (trained.append(1), plain(*a, **k)))
+
+    def watched(*args, **kwargs):
+        trained.append(1)
+        return plain(*args, **kwargs)
+    monkeypatch.setattr(reinit_nb.path, 'fit_stage', watched)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         with pytest.raises(ReinitError) as e: wrong()

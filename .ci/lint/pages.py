@@ -85,7 +85,7 @@ def options_are_yaml():
 
 def folded_options(source):
     "Lines that continue an option; nbdev drops them, so that half of a text is lost"
-    return re.findall(r'^#\|\s{2,}(?!- ).+$', source, re.M)
+    return re.findall(r'^#\| {2,}(?=\S)(?!- ).+$', source, re.M)
 
 
 @rule
