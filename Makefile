@@ -19,12 +19,12 @@ BROKEN := $(if $(wildcard $(STAMP)),$(shell \
             { [ "$$(cat $(STAMP))" = "$(CURDIR)" ] && $(BIN)/python -c ''; } >/dev/null 2>&1 || echo broken))
 
 .DEFAULT_GOAL := help
-.PHONY: help env reproduce lint test test-fast test-data test-latest bench readme llms docs constraints clean broken
+.PHONY: help env reproduce pages lint test test-fast test-data flaky test-latest bench readme llms docs constraints clean broken
 
 help:  ## Show this list
 	@echo 'usage: make TARGET'; echo
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r t d; do printf '  %-12s %s\n' "$$t" "$$d"; done
-	@echo; echo 'variables: SCALE=smoke|laptop|paper  SEEDS=N  OUT=DIR  WORKERS=N  PYTHON=python3.11'
+	@echo; echo 'variables: SCALE=smoke|laptop|paper  SEEDS=N  OUT=DIR  PAGES=nbs/22_lw.ipynb  WORKERS=N  PYTHON=python3.11'
 
 # $(call python-ok): stop with advice when $(PYTHON) is missing or too old
 define python-ok
@@ -58,6 +58,9 @@ env: $(STAMP)  ## Set up .venv (the others do it when needed)
 reproduce: $(STAMP)  ## Run the synthetic study: tables, figures and a results page in OUT
 	$(BIN)/reinit_repro synthetic --scale $(SCALE) $(if $(SEEDS),--seeds $(SEEDS)) --out $(OUT)
 
+pages: $(STAMP)  ## Run the notebooks PAGES at laptop scale and keep their outputs
+	$(BIN)/python .ci/execute.py $(PAGES)
+
 lint: $(STAMP)  ## Check code, notebooks and pages against the rules of CONTRIBUTING.md
 	$(BIN)/ruff check --quiet nbs tests .ci setup.py
 	$(BIN)/python .ci/lint
@@ -76,6 +79,9 @@ test-data: export REINIT_SCALE = smoke
 test-data: $(STAMP)  ## Run only the tests that need real images and weights: REINIT_DATA names their folder
 	@test -d "$$REINIT_DATA" || { echo 'REINIT_DATA must name the folder that holds the images and weights' >&2; exit 1; }
 	$(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist loadfile -m data tests
+
+flaky: $(STAMP)  ## Run the notebooks of the library with five other global random seeds each
+	$(BIN)/python .ci/flaky.py --workers $(WORKERS)
 
 # No constraints and no nbdev here, so the newest fastai and fastcore come in; upgraded on every call
 test-latest: export REINIT_SCALE = smoke

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Apply the operations of reinit_nb to many models, and check that each one works or refuses clearly and does no harm.
 
-python .ci/models.py --out results/models_laptop.csv            all models, in minutes on one core
+python .ci/models.py --out nbs/benchmarks/models.csv            all models, in half an hour on one core
 python .ci/models.py --out FILE --only 'resnet*' --only gru     some of them
 """
 import argparse
@@ -10,6 +10,7 @@ import fnmatch
 import logging
 import os
 import random
+import subprocess
 import sys
 import time
 import traceback
@@ -475,6 +476,12 @@ def apply_all(case: Case) -> list[dict]:
     return rows
 
 
+def library_commit():
+    "Return the commit of this checkout, with a plus sign if files were changed since"
+    command = ['git', '-C', str(Path(__file__).parent), 'describe', '--always', '--dirty=+', '--exclude=*']
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or 'unknown'
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', required=True, help='CSV to write')
@@ -484,6 +491,7 @@ def main():
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')
     logging.disable(logging.WARNING)
+    commit = library_commit()
     rows = []
     for case in all_cases():
         if args.only and not any(fnmatch.fnmatch(case.name, pattern) for pattern in args.only): continue
@@ -493,7 +501,7 @@ def main():
         except (RuntimeError, ImportError) as e:
             print(f'{case.name}: not tested: {e}', file=sys.stderr, flush=True)
             continue
-        rows += found
+        rows += [dict(row, library=commit) for row in found]
         counts = pd.Series([r['outcome'] for r in found]).value_counts().to_dict()
         print(f'{case.name} ({found[0]["pixels"]} pixels, {time.perf_counter() - start:.0f} s): {counts}', flush=True)
         for r in found:

@@ -5,8 +5,10 @@
 # %% auto #0
 __all__ = ['ONE_D', 'INTERVENTIONS', 'SPARSITY_KINDS', 'dirac', 'dirac_reset', 'paper_resets', 'paper_reset', 'keep_weights',
            'fresh_weights', 'head_reset', 'later_layers_reset', 'layerwise_reset', 'rescale_weights', 'shrink_perturb',
+           'nearest_orthogonal', 'fire_weight', 'fire_reset', 'dash_shrink', 'mean_descent', 'dash_reset',
            'intervention_options', 'check_intervention', 'intervene', 'InterveneCallback', 'DiracResetCallback',
-           'sparsity', 'sparsity_totals', 'sparse_masks', 'set_zero', 'sparsify', 'HoldZerosCallback']
+           'DASHCallback', 'L2InitCallback', 'move_average', 'HareTortoiseCallback', 'sparsity', 'sparsity_totals',
+           'entry_mask', 'sparse_masks', 'set_zero', 'sparsify', 'HoldZerosCallback']
 
 # %% ../nbs/44_between.ipynb #57662eae
 import inspect
@@ -18,14 +20,17 @@ import torch
 from fastai.callback.core import Callback
 from torch import Tensor, nn
 
+from .baselines import RescaleCallback, ShrinkPerturbCallback
 from .blocks import select_modules
 from .core import ReinitError, Streams, check_choice, check_number, unknown_message
+from .fc import FCHeadCallback, LLFCallback
 from .init import drawn_weights, reset
-from .probing import check_model, unwrap_model
-from .reinit import norm_of, rescale
-from .rounds import draw_fresh, find_blocks
+from .lw import LayerwiseCallback
+from .probing import call_model, check_model, list_batches, model_device, probe_model, unwrap_model
+from .reinit import norm_of
+from .rounds import apply_once, draw_fresh, find_blocks
 from .store import paper_table
-from .wiring import check_countable, select_channels, wiring
+from .wiring import WiredPart, check_countable, select_channels, wiring
 
 # %% ../nbs/44_between.ipynb #d90308cf
 def dirac(shape: tuple,  # Of a weight: rows, columns, and the kernel
@@ -44,7 +49,8 @@ def dirac(shape: tuple,  # Of a weight: rows, columns, and the kernel
     return w
 
 # %% ../nbs/44_between.ipynb #7d16228f
-ONE_D = {'add': 'increased by s', 'one': 'set to 1', 'keep': 'kept'}
+ONE_D = {'add': 'increased by s', 'one': 'set to 1', 'keep': 'kept',
+         'gamma': 'weights of normalization layers set to 1, others kept'}
 
 # %% ../nbs/44_between.ipynb #519b2338
 def _weight_diracs(model):
@@ -54,6 +60,13 @@ def _weight_diracs(model):
     return {n: dirac(p.shape, groups.get(n, 1)) for n, p in drawn_weights(model).items()}
 
 # %% ../nbs/44_between.ipynb #559308f1
+_NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+def _norm_weights(model):
+    "Return the names of the weights of normalization layers, found by module"
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, _NORMALIZATIONS)}
+    return {f'{n}.weight'.lstrip('.') for n, m in norms.items() if getattr(m, 'weight', None) is not None}
+
 @torch.no_grad()
 def dirac_reset(model: nn.Module,  # Changed in place
                 s: float = .2,  # Factor of the Dirac
@@ -64,12 +77,14 @@ def dirac_reset(model: nn.Module,  # Changed in place
     s = check_number('s', s)
     check_choice('one_d', one_d, ONE_D)
     diracs = _weight_diracs(check_model(model))
+    gammas = _norm_weights(model)
     rows = []
     for n, p in model.named_parameters():
         kind, new = 'kept', p.detach()
         if n in diracs: kind, new = 'dirac', p + s * diracs[n].to(p)
         elif p.ndim == 1 and one_d == 'add': kind, new = 'add', p + s
         elif p.ndim == 1 and one_d == 'one': kind, new = 'one', torch.ones_like(p)
+        elif n in gammas and one_d == 'gamma': kind, new = 'gamma', torch.ones_like(p)
         rows.append((n, kind, s, p.numel(), int((new != p).sum()), float(p.norm()), float(new.norm())))
         p.copy_(new)
     return pd.DataFrame(rows, columns=['parameter', 'kind', 's', 'entries', 'changed', 'norm_before', 'norm_after'])
@@ -97,23 +112,19 @@ def fresh_weights(model: nn.Module, init: str | Callable = 'he', streams: Stream
 
 def head_reset(model: nn.Module, init: str | Callable = 'he', streams: Streams | int = 0):
     "Redraw the head, as FC does in each round"
-    blocks = find_blocks(model)
-    reset(model, init, streams, only=lambda name: blocks.part_of(name) is blocks.head)
+    apply_once(FCHeadCallback(init=init), model, streams=streams)
 
 # %% ../nbs/44_between.ipynb #40e3733b
-def _later_modules(model, layer=None):
-    "Return the names of all modules from `layer` on"
+def _first_layer(model, layer=None):
+    "Return the name of the first layer that LLF redraws"
     blocks = find_blocks(model)
-    middle = blocks[(len(blocks) + 2) // 2].name
-    names = [n for n, _ in model.named_modules()]
-    return set(names[names.index(select_modules(model, layer or middle)[0]):])
+    return select_modules(model, layer or blocks[(len(blocks) + 2) // 2].name)[0]
 
 def later_layers_reset(model: nn.Module,
                        layer: str | None = None,  # The first that is redrawn; default: the block in the middle
                        init: str | Callable = 'he', streams: Streams | int = 0):
     "Redraw every layer from a named one on, as LLF does in each round"
-    later = _later_modules(model, layer)
-    reset(model, init, streams, only=lambda name: name in later)
+    apply_once(LLFCallback(_first_layer(model, layer), init=init), model, streams=streams)
 
 # %% ../nbs/44_between.ipynb #21275fae
 def _check_k(blocks, k=None):
@@ -122,58 +133,130 @@ def _check_k(blocks, k=None):
     if not 1 <= k <= len(blocks): raise ReinitError(f'LW: k={k}, and the network has blocks 1 to {len(blocks)}')
     return k
 
-def _rescaled(model, names, init, streams):
-    "Return some weights with the norm of a fresh draw of the whole network, so that `names` do not change the draws"
-    weights = {n: p.detach() for n, p in drawn_weights(model).items()}
-    norms = {n: norm_of(w) for n, w in draw_fresh(model, weights, init, streams).items()}
-    names = [n for n in names if norms.get(n, 0) > 0]
-    for n in names:
-        if norm_of(weights[n]) == 0:
-            raise ReinitError(f'{n} cannot be rescaled: it has become zero. Nothing was changed')
-    return {n: rescale(weights[n], norms[n]) for n in names}
+def _fresh_norms(model, init, streams):
+    "Return the norms of a fresh draw of the whole network"
+    return {n: norm_of(w) for n, w in draw_fresh(model, drawn_weights(model), init, streams).items()}
 
-@torch.no_grad()
 def layerwise_reset(model: nn.Module,
                     k: int | None = None,  # Blocks that are kept; default: half of them
                     init: str | Callable = 'he', streams: Streams | int = 0):
-    "Rescale the first blocks and redraw all above, as LW does in each round"
-    blocks = find_blocks(model)
-    k = _check_k(blocks, k)
+    "Rescale the first blocks and redraw all above, as LW does in round `k`"
+    k = _check_k(find_blocks(model), k)
     streams = _as_streams(streams)
-    rescaled = _rescaled(model, blocks.upto(k), init, streams)
-    above = blocks.parts[k:]
-    reset(model, init, streams, only=lambda name: any(blocks.part_of(name) is part for part in above))
-    _write(model, rescaled)
+    apply_once(LayerwiseCallback(init=init), model, k, streams, _fresh_norms(model, init, streams))
 
-@torch.no_grad()
 def rescale_weights(model: nn.Module, init: str | Callable = 'he', streams: Streams | int = 0):
     "Give every weight the norm of a fresh draw"
-    _write(model, _rescaled(model, drawn_weights(model), init, _as_streams(streams)))
+    norms = _fresh_norms(model, init, _as_streams(streams))
+    apply_once(RescaleCallback(), model, initial_norms=norms)
 
 # %% ../nbs/44_between.ipynb #074d005d
-@torch.no_grad()
 def shrink_perturb(model: nn.Module,
                    shrink: float = .6,  # Old weights are multiplied by this …
                    perturb: float = .1,  # … and a fresh draw times this is added
                    init: str | Callable = 'he', streams: Streams | int = 0):
     "Shrink every weight and add a scaled fresh draw"
-    check_number('shrink', shrink, 0, 1)
-    check_number('perturb', perturb, 0)
-    weights = drawn_weights(model)
-    draws = draw_fresh(model, weights, init, _as_streams(streams))
-    _write(model, {n: shrink * w + perturb * draws[n] for n, w in weights.items()})
+    apply_once(ShrinkPerturbCallback(shrink, perturb, init=init), model, streams=streams)
 
 # %% ../nbs/44_between.ipynb #0f787228
 def _as_streams(streams): return streams if isinstance(streams, Streams) else Streams(streams)
 
+# %% ../nbs/44_between.ipynb #fire0002
+def nearest_orthogonal(w: Tensor,  # Matrix; leading dimensions are a stack
+                       steps: int = 10  # Of the Newton–Schulz iteration
+                      ) -> Tensor:
+    "Return the matrix with orthonormal rows or columns that is nearest to `w`"
+    wide = w.shape[-2] < w.shape[-1]
+    x = w.mT if wide else w
+    # the iteration needs singular values below √3. The Frobenius norm bounds the largest one; the root of the
+    # largest row sum of xᵀx is a closer bound, so that small singular values have fewer steps to go
+    gram = x.mT @ x
+    bound = torch.minimum(torch.linalg.matrix_norm(x), gram.abs().sum(-1).amax(-1).sqrt())
+    x = x / bound.clamp(min=torch.finfo(w.dtype).tiny)[..., None, None]
+    for _ in range(steps): x = 1.5 * x - .5 * x @ (x.mT @ x)
+    return x.mT if wide else x
+
+# %% ../nbs/44_between.ipynb #fire0003
+def fire_weight(w: Tensor,  # Of a dense layer or a convolution
+                groups: int = 1,  # Of a convolution
+                steps: int = 10,  # Of the Newton–Schulz iteration
+                transposed: bool = False  # A transposed convolution, with inputs first?
+               ) -> Tensor:
+    "Return what FIRE makes of a weight"
+    n_first, n_second = w.shape[0] // groups, w.shape[1]
+    n_out, n_in = (n_second, n_first) if transposed else (n_first, n_second)
+    stack = w.reshape(groups, n_first, n_second, -1).permute(0, 3, 1, 2)   # groups × positions × matrix
+    new = nearest_orthogonal(stack, steps) * (n_out / n_in)**.5 / stack.shape[1]
+    return new.permute(0, 2, 3, 1).reshape(w.shape)
+
 @torch.no_grad()
-def _write(model, new):
+def fire_reset(model: nn.Module):
+    "Replace every weight by the nearest one with equal singular values"
+    convs = {id(m.weight): m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    new = {}
+    for n, p in drawn_weights(model).items():
+        if not p.any(): raise ReinitError(f'{n} is zero: no orthogonal matrix is nearest to it. Nothing was changed')
+        conv = convs.get(id(p))
+        transposed = isinstance(conv, nn.modules.conv._ConvTransposeNd)
+        new[n] = fire_weight(p.detach(), getattr(conv, 'groups', 1), transposed=transposed)
     for n, w in new.items(): model.get_parameter(n).copy_(w)
+
+# %% ../nbs/44_between.ipynb #dash0002
+def dash_shrink(w: Tensor,  # A weight or a bias
+                direction: Tensor,  # The negative gradient
+                floor: float = .05  # Smallest factor
+               ) -> Tensor:
+    "Shrink the rows of a weight (of a convolution, its kernels) by their cosine with `direction`, down to `floor`"
+    # a row of a dense layer, a kernel of a convolution, the whole of a bias
+    dims = {1: 0, 2: 1}.get(w.ndim, tuple(range(2, w.ndim)))
+    size = (w * w).sum(dims, keepdim=True).sqrt() * (direction * direction).sum(dims, keepdim=True).sqrt()
+    cosine = (w * direction).sum(dims, keepdim=True) / size.clamp(min=1e-8)
+    return w * cosine.clamp(floor, 1)
+
+def mean_descent(model: nn.Module,  # Stays as it is
+                 data,  # As in `list_batches`
+                 loss: Callable | None = None,  # As `loss(output, y)`; default: cross entropy
+                 decay: float = .3  # Share of each batch in the running mean
+                ) -> dict[str, Tensor]:  # Parameter → running mean of the negative gradient
+    "Run over data once, in evaluation mode, and average the negative gradient"
+    function = loss or nn.functional.cross_entropy
+    mean = {}
+    with probe_model(model, weights=False), torch.enable_grad():
+        params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        for x, y in list_batches(data, model_device(model)):
+            grads = torch.autograd.grad(function(call_model(model, x, tensor=True), y), list(params.values()),
+                                        allow_unused=True)
+            for n, g in zip(params, grads):
+                if g is not None: mean[n] = (1 - decay) * mean.get(n, torch.zeros_like(g)) - decay * g
+    return mean
+
+# %% ../nbs/44_between.ipynb #dash0003
+@torch.no_grad()
+def dash_reset(model: nn.Module,  # Changed in place
+               data,  # The new data: as in `list_batches`
+               loss: Callable | None = None,  # As in `mean_descent`
+               floor: float = .05,  # Smallest factor
+               decay: float = .3  # As in `mean_descent`
+              ) -> pd.DataFrame:  # One row per parameter: parameter, entries, changed, norm_before, norm_after
+    "Shrink every layer by its alignment with the negative gradient on new data"
+    check_number('floor', floor, 0, 1)
+    check_number('decay', decay, 0, 1, lo_open=True)
+    model = unwrap_model(check_model(model))
+    weights = drawn_weights(model)
+    layers = {n.rpartition('.')[0] for n in weights}
+    descent = mean_descent(model, data, loss, decay)
+    rows = []
+    for n, p in model.named_parameters():
+        own = n in weights or n.rpartition('.')[0] in layers
+        new = dash_shrink(p, descent[n], floor) if own and n in descent else p.detach().clone()
+        rows.append((n, p.numel(), int((new != p).sum()), float(p.norm()), float(new.norm())))
+        p.copy_(new)
+    return pd.DataFrame(rows, columns=['parameter', 'entries', 'changed', 'norm_before', 'norm_after'])
 
 # %% ../nbs/44_between.ipynb #b05bdd8f
 INTERVENTIONS = {'none': keep_weights, 'dirac': dirac_reset, 'LW': layerwise_reset, 'FC': head_reset,
                  'LLF': later_layers_reset, 'shrink': shrink_perturb, 'rescale': rescale_weights,
-                 'fresh': fresh_weights}
+                 'fresh': fresh_weights, 'FIRE': fire_reset}
 
 def _arguments(name):
     "Arguments of an intervention and their defaults"
@@ -202,7 +285,7 @@ def check_intervention(model: nn.Module,  # Any model; the meta device is enough
     options = _given_options(name, options)
     model = unwrap_model(check_model(model))
     if name == 'LW': _check_k(find_blocks(model), options.get('k'))
-    if name == 'LLF': _later_modules(model, options.get('layer'))
+    if name == 'LLF': _first_layer(model, options.get('layer'))
     if name == 'FC': find_blocks(model)
 
 @torch.no_grad()
@@ -276,6 +359,107 @@ class DiracResetCallback(InterveneCallback):
 
     def apply(self, model): return dirac_reset(model, **self.options)
 
+# %% ../nbs/44_between.ipynb #dash0006
+class DASHCallback(InterveneCallback):
+    "Shrink with `dash_reset` before a task, by its training data"
+    def __init__(self,
+                 floor: float = .05,  # Smallest factor
+                 decay: float = .3,  # Share of each batch in the running mean of the gradient
+                 tasks: Iterable[int] | None = None,  # As in `InterveneCallback`
+                 opt_state: str = 'zero'  # As in `InterveneCallback`
+                ):
+        super().__init__('none', tasks, opt_state)
+        self.floor, self.decay = check_number('floor', floor, 0, 1), check_number('decay', decay, 0, 1, lo_open=True)
+
+    def apply(self, model): return dash_reset(model, self.dls.train, self.loss_func, self.floor, self.decay)
+
+# %% ../nbs/44_between.ipynb #l2in0002
+class L2InitCallback(Callback):
+    "Add λ‖θ − θ₀‖² to the loss, where θ₀ are the weights before the first fit"
+    order, run_valid = 50, False   # before gradients are clipped, after they are unscaled
+    def __init__(self,
+                 lam: float = 1e-3  # λ
+                ):
+        self.lam = check_number('lam', lam, 0)
+        self.initial = {}   # name → θ₀
+        self.net, self.active = None, False
+
+    def before_fit(self):
+        if self.learn.lock.locked(): return   # only a validation
+        self.active = not hasattr(self.learn, 'lr_finder')
+        net = unwrap_model(self.learn.model)
+        if self.active and self.net is not net:
+            self.net = net
+            self.initial = {n: p.detach().clone() for n, p in net.named_parameters()}
+
+    def before_step(self):
+        "Add the gradient of the penalty; the loss that is reported stays that of the task"
+        if not self.active: return
+        for n, p in self.net.named_parameters():
+            if p.grad is not None: p.grad.add_(p.detach() - self.initial[n].to(p.device), alpha=2 * self.lam)
+
+    @property
+    def distance(self) -> float:
+        "‖θ − θ₀‖²"
+        own = dict(self.net.named_parameters())
+        return sum(float((own[n].detach() - p.to(own[n])).square().sum()) for n, p in self.initial.items())
+
+    def state_dict(self) -> dict: return dict(initial=self.initial)
+    def load_state_dict(self, state: dict): self.initial = dict(state['initial'])
+
+# %% ../nbs/44_between.ipynb #hare0001
+@torch.no_grad()
+def move_average(average: dict,  # Name → tensor, changed in place
+                 model: nn.Module,  # Whose parameters are averaged
+                 mu: float  # Share that stays
+                ):
+    "Move a running average of the parameters towards those of the model"
+    for n, p in model.named_parameters(): average[n].lerp_(p.detach().to(average[n]), 1 - mu)
+
+class HareTortoiseCallback(Callback):
+    "Average the weights slowly, and return to the average at intervals"
+    order, run_valid = 57, False
+    def __init__(self,
+                 mu: float = .999,  # Share of the tortoise that stays in each step
+                 every: int = 1000,  # Steps until the hare returns to the tortoise
+                 opt_state: str = 'keep'  # Reset the state of the optimizer then (`zero`), or `keep` it
+                ):
+        self.mu = check_number('mu', mu, 0, 1)
+        self.every = check_number('every', every, 1, integer=True)
+        self.opt_state = check_choice('opt_state', opt_state, ('zero', 'keep'))
+        self.tortoise, self.net, self.active = {}, None, False
+        self.step = 0
+        self.events = []
+
+    def before_fit(self):
+        if self.learn.lock.locked(): return   # only a validation
+        self.active = not hasattr(self.learn, 'lr_finder')
+        net = unwrap_model(self.learn.model)
+        if self.active and self.net is not net:
+            self.net, self.step, self.events = net, 0, []
+            self.tortoise = {n: p.detach().clone() for n, p in net.named_parameters()}
+
+    def after_step(self):
+        if not self.active: return
+        move_average(self.tortoise, self.net, self.mu)
+        self.step += 1
+        if self.step % self.every: return
+        distance = sum(float((p.detach() - self.tortoise[n]).square().sum()) for n, p in self.net.named_parameters())
+        for n, p in self.net.named_parameters():
+            if p.grad is not None: p.data.copy_(self.tortoise[n])   # what is not trained does not move
+        if self.opt_state == 'zero': self.learn.opt.clear_state()
+        self.events.append((self.step, self.epoch, distance**.5))
+
+    @property
+    def log(self) -> pd.DataFrame:  # One row per return
+        "How far the hare was from the tortoise when it returned"
+        return pd.DataFrame(self.events, columns=['step', 'epoch', 'distance'])
+
+    def state_dict(self) -> dict: return dict(tortoise=self.tortoise, step=self.step, events=list(self.events))
+    def load_state_dict(self, state: dict):
+        self.tortoise, self.step = dict(state['tortoise']), state['step']
+        self.events = [tuple(e) for e in state['events']]
+
 # %% ../nbs/44_between.ipynb #6aa98361
 SPARSITY_KINDS = {'mutual': 'rows and columns of the same channels, and their normalizations',
                   'double': 'single weights', 'mono': 'single weights, and identities added back'}
@@ -309,13 +493,17 @@ def _mutual_masks(model, q, streams, x, pairs):
     for p in w.parts:
         rows = torch.as_tensor(select_channels(chosen_ends, p.rows))
         cols = torch.as_tensor(select_channels(chosen, p.cols))
-        masks[p.weight] = rows if p.norm else _weight_mask(model.get_parameter(p.weight).shape, rows, cols, p)
+        masks[p.weight] = rows if p.norm else entry_mask(model.get_parameter(p.weight).shape, rows, cols, p)
         if p.bias: masks[p.bias] = rows
     return masks
 
 # %% ../nbs/44_between.ipynb #3b0763f4
-def _weight_mask(shape, rows, cols, part):
-    "Entries of a weight in one of `rows` or in one of `cols`"
+def entry_mask(shape: tuple,  # Of a weight
+               rows: Tensor,  # By row of the layer
+               cols: Tensor,  # By column of the layer
+               part: WiredPart  # The layer
+              ) -> Tensor:  # Of that shape
+    "Return the entries of a weight that are in one of `rows` or in one of `cols`"
     mask = rows.view(part.groups, -1, 1) | cols.view(part.groups, 1, -1)   # groups × rows × columns of a group
     if part.transposed: mask = mask.transpose(1, 2)
     mask = mask.reshape(shape[0], shape[1])

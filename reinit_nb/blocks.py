@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NORM_NAME', 'CONTAINERS', 'child_modules', 'join_names', 'stage_classes', 'nearest_module_hint', 'select_modules',
-           'Block', 'Blocks', 'trace_outputs', 'blocks', 'plot_blocks', 'weight_norms', 'weight_norms_table']
+           'Block', 'Blocks', 'trace_outputs', 'blocks']
 
 # %% ../nbs/03_blocks.ipynb #a04ccba9
 import fnmatch
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 from torch import Tensor, nn
 
-from .core import ReinitError, check_number, nearest_name, new_axes, unknown_message
+from .core import ReinitError, check_number, nearest_name, unknown_message
 from .probing import call_model, check_model, probe_model
 
 # %% ../nbs/03_blocks.ipynb #b4de9681
@@ -63,6 +63,7 @@ class _Unit:
     name: str
     module: nn.Module
     called: bool = True   # in the forward pass, if one was made
+    aliases: list = field(default_factory=list)   # other names of modules inside it
 
     def __post_init__(self):
         self.weights = [p for p in self.module.parameters() if nn.parameter.is_lazy(p) or p.ndim > 1]
@@ -284,8 +285,29 @@ def _partition(units, starts, last):
         if unit in starts and in_stem: parts[-1].name = unit.name
         elif unit in starts: parts.append(Block(unit.name))
         elif not parts: parts.append(Block(''))
-        parts[-1].modules.append(unit.name)
-    return parts + [Block('head', [unit.name for unit in units[end:]])]
+        parts[-1].modules += [*unit.aliases, unit.name]
+    return parts + [Block('head', [name for unit in units[end:] for name in (*unit.aliases, unit.name)])]
+
+# %% ../nbs/03_blocks.ipynb #b2d3e615
+def _without_aliases(units):
+    "Return the units that are not inside another one; their names become aliases of that one"
+    hosts = {id(module): unit for unit in reversed(units) for module in unit.module.modules()
+             if module is not unit.module}
+    for unit in units:
+        if id(unit.module) in hosts: hosts[id(unit.module)].aliases.append(unit.name)
+    return [unit for unit in units if id(unit.module) not in hosts]
+
+def _join_blocks(model, parts):
+    "Return the parts, with blocks that share a module, and those between them, as one"
+    modules = dict(model.named_modules(remove_duplicate=False))
+    joined = []   # blocks, and the modules in them
+    for block in parts[:-1]:
+        held = {module for name in block.modules for module in modules[name].modules() if _has_parameters(module)}
+        first = next((i for i, (_, others) in enumerate(joined) if held & others), len(joined))
+        run = [*joined[first:], (block, held)]
+        names = [name for other, _ in run for name in other.modules]
+        joined[first:] = [(Block(run[0][0].name, names), set.union(*(others for _, others in run)))]
+    return [block for block, _ in joined] + parts[-1:]
 
 # %% ../nbs/03_blocks.ipynb #1fc612de
 def _assign_parameters(model, parts):
@@ -342,6 +364,7 @@ class _Finder:
     def look(self):
         "Return all units, those that start a block, and the last one before the head"
         units = list(_find_units(self.inner, self.is_open, self.prefix))
+        if self.named is None: units = _without_aliases(units)
         if self.x is not None: units = self.in_order_of_calls(units)
         if self.named is None: return units, *_find_blocks([unit for unit in units if unit.called])
         named = [unit for unit in units if unit.name in self.named]
@@ -371,42 +394,15 @@ def blocks(model: nn.Module,  # Any model; `Blocks` are returned as they are
     "Find the blocks of `model`, in order, and its head"
     if isinstance(model, Blocks): return model
     named = None if spec is None else select_modules(check_model(model), spec)
-    units, starts, last = _Finder(check_model(model), named, x).find()
+    finder = _Finder(check_model(model), named, x)
+    units, starts, last = finder.find()
     if not starts:
         raise ReinitError(f'{type(model).__name__} has no two layers with weights, '
                           'so nothing that could be a block and a head')
     parts = _partition(units, starts, last[-1])
+    if finder.named is None: parts = _join_blocks(model, parts)
     if not parts[-1].modules:
         raise ReinitError(f'nothing comes after the last block {parts[-2].name!r}: '
                           'name the blocks only, the head is the rest')
     _assign_parameters(model, parts)
     return Blocks(model, parts, x)
-
-# %% ../nbs/03_blocks.ipynb #57c44c6c
-def plot_blocks(df: pd.DataFrame,  # From `Blocks.table`
-                ax=None  # Where to draw
-               ):  # Axes
-    "Plot the number of parameters of every block"
-    ax = new_axes(size=(5, .5 + .22 * len(df)), ax=ax)
-    ax.barh(df['block'], df['parameters'], color=['C0'] * (len(df) - 1) + ['C1'])
-    ax.invert_yaxis()
-    ax.set(xlabel='parameters')
-    return ax
-
-# %% ../nbs/03_blocks.ipynb #3428f6f3
-def weight_norms(model: Blocks | nn.Module  # Blocks, or a model
-                ) -> dict[str, float]:  # Norm by name
-    "Return the 2-norm of every weight: every parameter with two dimensions or more"
-    return {name: p.detach().norm().item() for name, p in blocks(model).all_params().items() if p.ndim > 1}
-
-# %% ../nbs/03_blocks.ipynb #b12b46b0
-def weight_norms_table(found: Blocks,  # Blocks of a model
-                       initial: dict | None = None  # From `weight_norms`, at the beginning
-                      ) -> pd.DataFrame:  # One row per weight
-    "List block, weight and 2-norm; with `initial`, also the norm at first and the ratio of the two"
-    now = weight_norms(found)
-    rows = [dict(block=part.name, weight=name, norm=now[name])
-            for part in found.parts for name in part.params if name in now]
-    df = pd.DataFrame(rows)
-    if initial is None: return df
-    return df.assign(initial=df['weight'].map(initial), ratio=df['norm'] / df['weight'].map(initial))

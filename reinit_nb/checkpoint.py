@@ -32,6 +32,7 @@ from .core import Recipe, ReinitError, atomic_write, check_number, flatten_recip
 from .fixed_norm import FixedNorm, insert_after
 from .probing import model_device, to_device, unwrap_model
 from .rounds import RoundCallback, find_blocks, init_arguments
+from .workers import raise_if_stopped, save_before_stop, stop_requested
 
 # %% ../nbs/27_checkpoint.ipynb #2350e094
 _KIND = '__kind__'
@@ -141,8 +142,11 @@ def set_rng_state(state: dict  # From `rng_state`
     random.setstate(s['python'])
     np.random.set_state((kind, keys.astype(np.uint32), *rest))
     torch.set_rng_state(s['torch'].cpu())
-    if torch.cuda.is_available() and len(s['cuda']) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([o.cpu() for o in s['cuda']])
+    saved, here = len(s['cuda']), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if saved == here: torch.cuda.set_rng_state_all([o.cpu() for o in s['cuda']])
+    elif saved:
+        warnings.warn(f'the checkpoint has generators of {saved} GPUs, and here are {here}: these are not restored, '
+                      'so that dropout and other draws on a GPU differ from an uninterrupted run', stacklevel=2)
     if torch.backends.mps.is_available() and s['mps'] is not None: torch.mps.set_rng_state(s['mps'].cpu())
 
 # %% ../nbs/27_checkpoint.ipynb #a911dec7
@@ -407,6 +411,7 @@ class CheckpointCallback(Callback):
         self.facts = pack(run_facts(self.learn))
         if self.fresh: self.file.unlink(missing_ok=True)
         self.busy = True
+        save_before_stop(self._is_fitting)
         if not self.file.exists(): return
         self.found = read_checkpoint(self.file, model_device(self.learn.model))
         check_same_run(unpack(self.facts), unpack(self.found['facts']), self.file)
@@ -418,12 +423,18 @@ class CheckpointCallback(Callback):
 
     def after_batch(self):
         if not self.busy or self.learn.lock.locked(): return
+        if stop_requested():
+            CheckpointCallback._write(self, self.epoch_start)   # the last one, whatever a subclass thinks of its time
+            raise_if_stopped()
         if self.train_iter % self.every == 0 or self.iter + 1 == self.n_iter: self._write(self.epoch_start)
 
     def after_fit(self):
         if not self.busy or self.learn.lock.locked(): return   # `validate` and `get_preds` come here, too
         self._write(self._randomness(), done=True)
         self.busy = False
+        raise_if_stopped()
+
+    def _is_fitting(self): return self.busy and self.learn is not None
 
     def _randomness(self): return dict(rng=rng_state(), loaders=loader_state(self.dls))
 

@@ -29,8 +29,9 @@ from fastai.learner import Learner  # noqa: F811
 from torch import Tensor, nn  # noqa: F811
 
 from .baselines import CONTROLS, METHOD_COLORS, METHODS
-from .core import Recipe, ReinitError, Streams, check_choice, check_number
+from .core import Recipe, ReinitError, Streams, check_choice, check_number, new_axes
 from .path import Method, Run, n_rounds, round_callback, seeded
+from .probing import nested_tensors
 from .rounds import RoundCallback, check_ready, find_blocks, init_arguments, plain_value, round_starts
 from reinit_nb.stats import (
     holm,
@@ -142,21 +143,19 @@ def plot_comparison(df: pd.DataFrame,  # Tidy: `method`, `seed`, `steps` and wha
                     ax=None  # Where to draw
                    ):  # Axes
     "Plot differences within seeds: a dot for each seed, the mean with its interval"
-    from matplotlib import pyplot as plt
+    import seaborn as sns
     value = _value_column(df, value)
     differences = differences_to(df, value, against)
-    n_seeds, n_methods = differences.shape
-    ax = ax or plt.subplots(figsize=(6, .8 + .4 * n_methods), layout='constrained')[1]
-    offsets = .25 * np.linspace(-1, 1, n_seeds + 2)[1:-1]   # seeds from top to bottom
-    for y, method in enumerate(differences):
-        mean = mean_interval(differences[method], level)
-        half = np.nan_to_num(mean['hi'] - mean['mean'])
-        color = METHOD_COLORS.get(method.partition('(')[0], 'C0')
-        ax.plot(differences[method], y + offsets, 'o', c=color, alpha=.5, ms=4)
-        ax.errorbar(mean['mean'], y, xerr=half, fmt='D', c='k', ms=5, capsize=4)
+    def interval(d): return tuple(mean_interval(d, level)[k] for k in ('lo', 'hi'))
+    tidy = differences.melt(var_name='method', value_name='difference')
+    colors = {method: METHOD_COLORS.get(method.partition('(')[0], 'C0') for method in differences}
+    ax = new_axes(size=(6, .8 + .4 * len(colors)), ax=ax)
+    where = dict(x='difference', y='method', order=list(colors), ax=ax)
+    sns.swarmplot(tidy, hue='method', palette=colors, alpha=.6, size=5, legend=False, **where)
+    sns.pointplot(tidy, errorbar=interval, color='k', marker='D', markersize=5, linestyle='none', capsize=.15,
+                  err_kws=dict(linewidth=1.2), **where)
     ax.axvline(0, c='k', lw=.8, ls=':')
-    ax.set(yticks=range(n_methods), yticklabels=differences.columns, ylim=(n_methods - .5, -.5),
-           xlabel=f'{value} minus that of {against}, same seed')
+    ax.set(xlabel=f'{value} minus that of {against}, same seed', ylabel='')
     return ax
 
 # %% ../nbs/53_compare.ipynb #ca3e6d82
@@ -306,13 +305,6 @@ def comparison_arms(learn: Learner,  # As it will be trained
     return arms + [arm for arm in _control_arms(treated, learn, epochs) if arm.label not in labels]
 
 # %% ../nbs/53_compare.ipynb #7bae0c5e
-def _tensors(o):
-    "Yield the tensors in nested tuples, lists and dicts"
-    if isinstance(o, Tensor): yield o.detach().as_subclass(Tensor)
-    elif isinstance(o, dict): o = o.values()
-    if isinstance(o, (list, tuple, type({}.values()))):
-        for item in o: yield from _tensors(item)
-
 def _bytes(t): return t.reshape(-1).contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 def weights_checksum(model: nn.Module) -> str:  # 16 hex digits
@@ -334,8 +326,8 @@ class BatchRecord(Callback):
 
     def before_batch(self):
         self.n_batches += 1
-        for t in _tensors((*self.xb, *self.yb)):
-            some = t.reshape(-1)[::max(1, t.numel() // 1000)]
+        for t in nested_tensors((*self.xb, *self.yb)):
+            some = t.detach().as_subclass(Tensor).reshape(-1)[::max(1, t.numel() // 1000)]
             self.batch_checksum = zlib.crc32(_bytes(some), self.batch_checksum)
 
 # %% ../nbs/53_compare.ipynb #cbaafec0

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'STREAMS', 'ReinitError', 'nearest_name', 'unknown_message', 'check_choice', 'check_number', 'read_setting',
-           'scale', 'by_scale', 'default_device', 'NoStream', 'Streams', 'canonical_json', 'Recipe', 'flatten_recipe',
-           'diff_recipes', 'sync_folder', 'write_synced', 'atomic_write', 'progress_bar', 'progress', 'new_axes']
+           'scale', 'by_scale', 'default_device', 'device_facts', 'device_memory', 'note_device', 'noted_device',
+           'cpu_double', 'NoStream', 'Streams', 'canonical_json', 'Recipe', 'flatten_recipe', 'diff_recipes',
+           'sync_folder', 'write_synced', 'atomic_write', 'progress_bar', 'progress', 'new_axes']
 
 # %% ../nbs/00_core.ipynb #67e77830
 import difflib
@@ -15,6 +16,7 @@ import math
 import numbers
 import os
 import sys
+import threading
 import types
 import typing
 import uuid
@@ -122,8 +124,12 @@ def by_scale(smoke,  # Value at smoke scale
 
 # %% ../nbs/00_core.ipynb #55dcc1c0
 def _is_available(device):
-    if device.type == 'cuda': return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
-    return device.type == 'cpu' or (device.type == 'mps' and torch.backends.mps.is_available())
+    "Can tensors live on `device`? Other accelerators than CUDA and MPS work, too, once they are named"
+    if device.type == 'cpu': return True
+    if device.type == 'mps': return torch.backends.mps.is_available()
+    backend = getattr(torch, device.type, None)
+    if not hasattr(backend, 'is_available') or not backend.is_available(): return False
+    return (device.index or 0) < backend.device_count()
 
 def default_device(value=None  # Device or its name; default: `REINIT_DEVICE`, else the best there is
                   ) -> torch.device:
@@ -136,6 +142,44 @@ def default_device(value=None  # Device or its name; default: `REINIT_DEVICE`, e
     if not _is_available(device):
         raise ReinitError(f'{source}={str(value)!r} is not available on this machine; {best!r} is')
     return device
+
+# %% ../nbs/00_core.ipynb #5049aa7f
+def device_facts(device=None  # Default: `default_device()`
+                ) -> dict:  # All values are strings; `device` alone for the CPU
+    "Return what computes: the device, versions of its libraries, and whether it rounds float32 to TF32"
+    device = default_device(device)
+    if device.type != 'cuda': return dict(device=device.type.upper())
+    tf32 = dict(matmul=torch.backends.cuda.matmul.allow_tf32, convolution=torch.backends.cudnn.allow_tf32)
+    return dict(device=torch.cuda.get_device_name(device), cuda=str(torch.version.cuda),
+                cudnn=str(torch.backends.cudnn.version()),
+                tf32=' and '.join(name for name, allowed in tf32.items() if allowed) or 'off',
+                deterministic='yes' if torch.are_deterministic_algorithms_enabled() else 'no')
+
+# %% ../nbs/00_core.ipynb #0eb9ac65
+def device_memory(device  # Any
+                 ) -> int | None:  # Bytes; `None` for the CPU, and where nobody knows
+    "Return the memory of an accelerator that is free"
+    device = torch.device(device)
+    if device.type == 'cuda': return torch.cuda.mem_get_info(device)[0]
+    if device.type == 'mps': return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+    backend = getattr(torch, device.type, None)
+    return backend.mem_get_info(device)[0] if hasattr(backend, 'mem_get_info') else None
+
+_noted = threading.local()
+
+def note_device(device  # Of a run
+               ) -> torch.device:  # The same
+    "Note which device computes what this thread stores next; engines call it"
+    _noted.device = torch.device(device)
+    return _noted.device
+
+def noted_device() -> torch.device:
+    "Return the device that was noted last in this thread, else `default_device()`"
+    return getattr(_noted, 'device', None) or default_device()
+
+def cpu_double(t: torch.Tensor) -> torch.Tensor:  # Without a graph
+    "Return a tensor in double precision on the CPU: Apple's MPS has none"
+    return t.detach().cpu().double()
 
 # %% ../nbs/00_core.ipynb #178a98e9
 STREAMS = ('init', 'reinit', 'mask', 'data', 'noise')

@@ -4,17 +4,20 @@
 
 # %% auto #0
 __all__ = ['MMAP_BYTES', 'STREAM_BYTES', 'dataset_catalog', 'cache_dir', 'ImageData', 'StreamedImages', 'convert_image',
-           'open_image', 'dataset_source', 'available_datasets', 'missing_dataset', 'load_dataset']
+           'open_image', 'dataset_source', 'available_datasets', 'missing_dataset', 'can_download', 'load_dataset',
+           'download_dataset']
 
 # %% ../nbs/11_datasets.ipynb #a477be7a
 import hashlib
 import math
 import os
 import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +26,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .core import ReinitError, Streams, unknown_message
+from .core import ReinitError, Streams, check_choice, unknown_message
+from .store import wait_lock
 
 # %% ../nbs/11_datasets.ipynb #c4fb7bab
 class _Entry(NamedTuple):
@@ -88,9 +92,7 @@ def cache_dir() -> Path:  # `REINIT_CACHE`, else `~/.cache/reinit_nb`
     path = _cache_path()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f'.probe-{os.getpid()}'
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=path): pass
     except OSError as e:
         raise ReinitError(f'the cache {path} cannot be written ({e.strerror}): '
                           'set REINIT_CACHE to another folder') from e
@@ -133,6 +135,14 @@ def _image_data(name, x_train, y_train, x_test, y_test, classes):
 # %% ../nbs/11_datasets.ipynb #428b74d8
 MMAP_BYTES = 2**30   # larger arrays are memory-mapped
 
+@contextmanager
+def _first_time(path):
+    "Tell whether a file is missing; until the block ends, other processes that want it wait"
+    if path.exists():
+        yield False
+        return
+    with wait_lock(path.with_suffix('.lock')): yield not path.exists()
+
 def _npz_array(path, key):
     "Return one array of an npz file, in memory or, if large, mapped from the cache"
     with zipfile.ZipFile(path) as archive:
@@ -140,10 +150,11 @@ def _npz_array(path, key):
         if info.file_size <= MMAP_BYTES:
             with archive.open(info) as f: return np.lib.format.read_array(f, allow_pickle=False)
         cached = cache_dir() / f'{path.stem}-{key}-{info.CRC:08x}.npy'
-        if not cached.exists():
-            tmp = cached.with_suffix(f'.{os.getpid()}.tmp')
-            with archive.open(info) as f, open(tmp, 'wb') as g: shutil.copyfileobj(f, g, 2**20)
-            os.replace(tmp, cached)
+        with _first_time(cached) as first:
+            if first:
+                tmp = cached.with_suffix(f'.{os.getpid()}.tmp')
+                with archive.open(info) as f, open(tmp, 'wb') as g: shutil.copyfileobj(f, g, 2**20)
+                os.replace(tmp, cached)
         return np.load(cached, mmap_mode='r')
 
 # %% ../nbs/11_datasets.ipynb #e7362392
@@ -193,7 +204,8 @@ def _read_images(get, n, shape, key):
         _fill(x, get)
         return x
     path = cache_dir() / f'{key}.npy'
-    if not path.exists(): _write_array(path, get, (n, *shape))
+    with _first_time(path) as first:
+        if first: _write_array(path, get, (n, *shape))
     return np.load(path, mmap_mode='r')
 
 def _fill(x, get):
@@ -388,13 +400,19 @@ def missing_dataset(name: str  # Of a dataset
     "Return how to provide a dataset that is not here"
     return None if dataset_source(name) else _how_to_provide(name)
 
+def can_download(name: str  # Of the catalog
+                ) -> bool:
+    "Can torchvision download this dataset?"
+    entry = _DATASETS[check_choice('dataset', name, _DATASETS)]
+    return bool(entry.torchvision) and entry.torchvision != 'ImageNet' and 'ended' not in entry.by_hand
+
 def _how_to_provide(name):
     if name not in _DATASETS:
         known = dict.fromkeys([*_DATASETS, *available_datasets()])
         return unknown_message('dataset', name, known)
     entry = _DATASETS[name]
     third = f'torchvision cannot download {name}'
-    if entry.torchvision and 'ended' not in entry.by_hand:
+    if can_download(name):
         third = f'load_dataset({name!r}, download=True), which asks torchvision for {entry.torchvision}'
     by_hand = f' By hand: {entry.by_hand}.' if entry.by_hand else ''
     return (f'no data found for {name!r}. Three ways to provide it: '
@@ -425,6 +443,26 @@ def load_dataset(name: str = 'digits',  # Of the catalog, or your own
         if not can_download: raise ReinitError(_how_to_provide(name))
         source = 'torchvision'
     cls = _DATASETS[name].torchvision
-    try: return _read(name, source, cls, None, size, download)
+    try:
+        with _one_download(name) if download else nullcontext():
+            return _read(name, source, cls, None, size, download)
     except (RuntimeError, OSError) as e:
         raise ReinitError(f'torchvision could not provide {name!r} ({e}): {_how_to_provide(name)}') from e
+
+def _one_download(name): return wait_lock(cache_dir() / 'torchvision' / f'.{name}.lock')
+
+def download_dataset(name: str  # Of the catalog
+                    ) -> str:  # Where it was found, as in `dataset_source`, or `downloaded`
+    "Download a dataset with torchvision unless it is here; several processes may ask for it at once"
+    check_choice('dataset', name, _DATASETS)
+    cls = _DATASETS[name].torchvision
+    source = dataset_source(name)
+    if source: return source
+    if not can_download(name): raise ReinitError(_how_to_provide(name))
+    with _one_download(name):
+        if dataset_source(name): return 'torchvision'   # another process has just done it
+        try:
+            for part in (0, 1): _torchvision_dataset(cls, part, download=True)
+        except (RuntimeError, OSError) as e:
+            raise ReinitError(f'torchvision could not provide {name!r} ({e}): {_how_to_provide(name)}') from e
+    return 'downloaded'

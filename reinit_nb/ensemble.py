@@ -6,7 +6,8 @@
 __all__ = ['STACK_ACTIVATIONS', 'STACK_OPTIMIZERS', 'CACHE_BYTES', 'StackActivation', 'find_activation', 'NetworkStack',
            'mlp_stack', 'stack_logits', 'stack_accuracy', 'member_module', 'cross_entropy_gradient',
            'squared_error_gradient', 'backpropagate', 'StackSGD', 'StackAdam', 'per_member', 'stack_optimizer',
-           'one_hot_targets', 'stack_batches', 'train_stack', 'MLPRun', 'reinitialize_members', 'run_mlps', 'plan_mlps']
+           'one_hot_targets', 'stack_batches', 'train_stack', 'MLPRun', 'reinitialize_members', 'run_mlps',
+           'stack_budget', 'plan_mlps']
 
 # %% ../nbs/28_ensemble.ipynb #90e3ac02
 import itertools
@@ -19,7 +20,17 @@ from fastcore.basics import chunked, groupby
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from .core import Recipe, ReinitError, Streams, check_choice, check_number, default_device
+from reinit_nb.core import (
+    Recipe,
+    ReinitError,
+    Streams,
+    check_choice,
+    check_number,
+    cpu_double,
+    default_device,
+    device_memory,
+    note_device,
+)
 from .fixed_norm import FixedNorm
 from .init import draw_weights, init_name
 from reinit_nb.reinit import (
@@ -161,7 +172,8 @@ def stack_accuracy(stack: NetworkStack,
                   ) -> Tensor:  # One number for each member
     "Return the share of the examples that each member classifies correctly"
     predicted = stack_logits(stack, x).argmax(1)
-    return (predicted.view(len(y), -1, y.shape[1]) == y[:, None]).double().mean(2).flatten()
+    correct = predicted.view(len(y), -1, y.shape[1]) == y[:, None]
+    return cpu_double(correct).mean(2).flatten()
 
 # %% ../nbs/28_ensemble.ipynb #8675ba94
 class _Activation(nn.Module):
@@ -515,14 +527,14 @@ def run_mlps(recipes: Sequence[MLPRun],  # Recipes that fit into one stack, thos
             ) -> list[list[dict]]:  # For each recipe, one row per round
     "Train all `recipes` at once"
     _check_stack(recipes)
-    first, device = recipes[0], default_device(device)
+    first, device = recipes[0], note_device(default_device(device))
     streams = [Streams(r.seed) for r in recipes]
     sets = {key: Streams(key[1]) for key in dict.fromkeys(map(_data_key, recipes))}
     data = [torch.stack(t).to(device) for t in zip(*(make_synthetic(task, s) for (task, _), s in sets.items()))]
     data = [t.to(dtype) if t.is_floating_point() else t for t in data]
     x, y = data[:2]
     stack = mlp_stack(first.dims, streams, first.act, first.init, dtype, device)
-    lr, l2 = (torch.tensor([getattr(r, f) for r in recipes], dtype=torch.float64) for f in ('lr', 'l2'))
+    lr, l2 = ([getattr(r, f) for r in recipes] for f in ('lr', 'l2'))
     options = dict(momentum=first.momentum) if first.opt == 'sgd' else {}
     opt = stack_optimizer(stack, first.opt, lr, l2, first.l2_head, **options)
     onehot = one_hot_targets(y, first.task.classes, len(recipes), dtype)
@@ -541,15 +553,23 @@ def run_mlps(recipes: Sequence[MLPRun],  # Recipes that fit into one stack, thos
 # %% ../nbs/28_ensemble.ipynb #cc352a49
 CACHE_BYTES = 5 * 2**20   # activations, gradients and data of this size stay in the cache of a usual processor
 
+def stack_budget(device=None,  # Default: `default_device()`
+                 cache: int = CACHE_BYTES  # On the CPU
+                ) -> int:  # Bytes
+    "Return how large a stack may be: as the cache of a CPU, or an eighth of the memory that an accelerator has free"
+    device = default_device(device)
+    return cache if device.type == 'cpu' else (device_memory(device) or 2**30) // 8
+
 def _bytes(run):
     "Return the bytes of one member, and of one dataset"
     n = min(run.batch or run.task.n_train, run.task.n_train)
     return 4 * n * 2 * sum(run.dims[1:]), 4 * n * run.task.dim
 
 def plan_mlps(recipes: Sequence[MLPRun],  # Any recipes
-              budget: int = CACHE_BYTES  # Bytes for one stack
+              budget: int | None = None  # Bytes for one stack; default: `stack_budget()`
              ) -> list[list[MLPRun]]:  # Each can be given to `run_mlps`
-    "Sort recipes into stacks that fit the cache, with members that share data next to each other"
+    "Sort recipes into stacks of the right size, with members that share data next to each other"
+    if budget is None: budget = stack_budget()
     pieces = []   # recipes that share data; those that do not fit the budget are cut
     for same in groupby(recipes, lambda r: (_stack_key(r), _data_key(r))).values():
         member, data = _bytes(same[0])

@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .blocks import blocks, select_modules
 from .core import ReinitError, Streams, check_choice, check_number, new_axes
 from .models import POSITIONS, reservoir_names
-from .probing import check_initialized, unwrap_model
+from .probing import check_initialized, model_device, to_device, unwrap_model
 
 # %% ../nbs/30_freezing.ipynb #5d95b173
 def layer_positions(K: int,  # Number of layers
@@ -583,7 +583,7 @@ def training_multiply_adds(model: nn.Module,
                            masks: dict | None = None  # From `frozen_masks`; what asks for no gradients is frozen anyway
                           ) -> pd.DataFrame:  # One row: multiply-adds forward and backward
     "Count the multiply-adds of one step; the model stays as it is"
-    net = copy.deepcopy(model)
+    net, x = copy.deepcopy(model), to_device(x, model_device(model))
     for p in _split_masks(net, masks or {})[0]: p.requires_grad_(False)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         with FlopCounterMode(display=False) as forward: out = net(x)

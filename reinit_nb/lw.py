@@ -51,6 +51,6 @@ class LayerwiseCallback(RoundCallback):
     def new_weights(self, weights, r):
         for n, w in weights.items():
             if norm_of(w) == 0:
-                raise ReinitError(f'{n} cannot be rescaled before round {r}: it has become zero. Nothing was changed')
+                raise ReinitError(f'{n} cannot be rescaled: it has become zero before round {r}. Nothing was changed')
         norms = [self.initial_norms[n] for n in weights]
         return dict(zip(weights, layerwise_weights(list(weights.values()), len(norms), norms))), {}

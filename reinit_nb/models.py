@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['NORMS', 'NET_INITS', 'PAPER_OPTIONS', 'VGGS', 'POSITIONS', 'MODELS', 'NetOptions', 'init_weights', 'assemble_network',
            'named_sequence', 'norm_layer', 'conv_block', 'pooled_head', 'first_layer', 'input_shape', 'count_params',
-           'layer_table', 'multiply_adds', 'block_table', 'plot_block_costs', 'scnn', 'vgg16', 'vgg', 'separable_conv',
-           'mobilenet', 'Residual', 'residual_block', 'resnet18', 'resnet50', 'allcnn', 'Added', 'convmixer', 'Skip',
-           'reservoir_names', 'mlp', 'reservoir_layout', 'model', 'model_catalog', 'check_input']
+           'layer_table', 'multiply_adds', 'block_table', 'scnn', 'vgg16', 'vgg', 'separable_conv', 'mobilenet',
+           'Residual', 'residual_block', 'resnet18', 'resnet50', 'allcnn', 'Added', 'convmixer', 'Skip',
+           'reservoir_names', 'mlp', 'reservoir_layout', 'model']
 
 # %% ../nbs/10_models.ipynb #5d9a923c
 import inspect
@@ -21,7 +21,7 @@ from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .core import Recipe, ReinitError, Streams, check_choice, check_number, new_axes
+from .core import Recipe, ReinitError, Streams, check_choice, check_number
 from .init import draw_weights
 from .probing import probe_model
 
@@ -156,16 +156,15 @@ def pooled_head(o: NetOptions,  # For dropout and the number of classes
                           classifier=nn.Linear(c, o.n_out))
 
 # %% ../nbs/10_models.ipynb #7c7fe6f6
-def _dry_run(model, shape, before=None, after=None):
-    "Run `model` without computing; calls `before(name, module, inputs)` and `after(name, module, output)`"
+def _dry_run(model, shape, after):
+    "Run `model` without computing; calls `after(name, module, output)`"
     tensors = [*model.named_parameters(), *model.named_buffers()]
     state = {name: torch.empty_like(t, device='meta') for name, t in tensors}
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     with probe_model(model, weights=False):   # which also removes the hooks
         for name, module in model.named_modules():
-            if before: module.register_forward_pre_hook(lambda m, args, name=name: before(name, m, args))
-            if after: module.register_forward_hook(lambda m, args, out, name=name: after(name, m, out))
-        return functional_call(model, state, (torch.empty(shape, device='meta', dtype=dtype),))
+            module.register_forward_hook(lambda m, args, out, name=name: after(name, m, out))
+        functional_call(model, state, (torch.empty(shape, device='meta', dtype=dtype),))
 
 # %% ../nbs/10_models.ipynb #305d6450
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -198,7 +197,7 @@ def layer_table(model: nn.Module,  # Any network, not only ours
         if next(layer.children(), None) is not None or not isinstance(out, Tensor): return
         cost = out.numel() * layer.weight[0].numel() if isinstance(layer, _LAYERS) else 0
         rows.append((name, type(layer).__name__, count_params(layer), cost, tuple(out.shape[1:])))
-    _dry_run(model, input_shape(model, size), after=note)
+    _dry_run(model, input_shape(model, size), note)
     return pd.DataFrame(rows, columns=['layer', 'kind', 'parameters', 'multiply_adds', 'output'])
 
 # %% ../nbs/10_models.ipynb #90dc9630
@@ -215,33 +214,13 @@ def block_table(model: nn.Sequential,  # One of ours
     "List parameters, their share, multiply-adds and output shape of every block"
     outputs = {}
     def note(name, module, out): outputs[name] = tuple(out.shape[1:])
-    _dry_run(model, input_shape(model, size), after=note)
+    _dry_run(model, input_shape(model, size), note)
     layers = layer_table(model, size)
     cost = layers.groupby(layers.layer.str.partition('.')[0]).multiply_adds.sum()
     total = count_params(model)
     rows = [(name, count_params(block), count_params(block) / total, int(cost[name]), outputs[name])
             for name, block in model.named_children()]
     return pd.DataFrame(rows, columns=['block', 'parameters', 'share', 'multiply_adds', 'output'])
-
-# %% ../nbs/10_models.ipynb #e0933c1e
-def plot_block_costs(df: pd.DataFrame,  # From `block_table`
-                     ax=None,  # Default: a new one
-                     title: str = ''  # Of the plot
-                    ):  # Axes
-    "Plot a bar for each block: its share of the parameters above, of the multiply-adds below"
-    ax = new_axes(size=(6, 2.2), ax=ax)
-    params = df.parameters / df.parameters.sum()
-    cost = df.multiply_adds / df.multiply_adds.sum()
-    x = range(len(df))
-    ax.bar(x, params, label='parameters')
-    ax.bar(x, -cost, label='multiply-adds')
-    ax.axhline(0, c='k', lw=.5)
-    ax.set_xticks(x, [name.removeprefix('block') for name in df.block], fontsize=8)
-    ax.yaxis.set_major_formatter(lambda value, _: f'{abs(value):.0%}')
-    top = 1.1 * max(params.max(), cost.max())
-    ax.set_ylim(-top, top)
-    ax.set_title(title, fontsize=9)
-    return ax
 
 # %% ../nbs/10_models.ipynb #2c2a3666
 @_takes_options
@@ -500,65 +479,7 @@ def reservoir_layout(base: int = 64,  # Width of the base layers: 64 for MNIST, 
 MODELS = {f.__name__: f for f in (mlp, scnn, vgg16, mobilenet, resnet50, resnet18, allcnn)}
 
 def model(name: str,  # One of `MODELS`
-               **kwargs  # As in `NetOptions`
-              ) -> nn.Sequential:  # `block1` … `blockK`, `head`
+          **kwargs  # As in `NetOptions`
+         ) -> nn.Sequential:  # `block1` … `blockK`, `head`
     "Make the network called `name`"
     return MODELS[check_choice('model', name, MODELS)](**kwargs)
-
-def model_catalog(size: int = 32,  # Height and width of the images
-                  **kwargs  # As in `NetOptions`
-                 ) -> pd.DataFrame:  # A row per network that takes images of this size
-    "List all networks, with what they cost"
-    rows = []
-    with torch.device('meta'):
-        for name, make in MODELS.items():
-            if size < PAPER_OPTIONS[name]['smallest']: continue
-            net = make(size=size, **kwargs)
-            rows.append(dict(name=name, K=len(net) - 1, parameters=count_params(net),
-                             multiply_adds=multiply_adds(net, size), **PAPER_OPTIONS[name]))
-    return pd.DataFrame(rows)
-
-# %% ../nbs/10_models.ipynb #e56c8198
-def _check_first_layer(name, layer, x):
-    "Raise an error unless the batch `x` fits the first layer"
-    shape = f'a batch of shape {tuple(x.shape)}'
-    if not x.is_floating_point():
-        raise ReinitError(f'the batch is of type {x.dtype}: networks take floating point numbers, '
-                          'such as x.float()/255')
-    if isinstance(layer, nn.Linear):
-        numbers = x.flatten(1).shape[1]
-        if numbers == layer.in_features: return
-        raise ReinitError(f'{shape} has {numbers} numbers per example, but the first layer {name!r} '
-                          f'takes {layer.in_features}')
-    dims = 2 + len(layer.kernel_size)
-    if x.dim() != dims: raise ReinitError(f'{shape} should have {dims} dimensions: images, channels, height, width')
-    if x.shape[1] != layer.in_channels:
-        raise ReinitError(f'{shape} has {x.shape[1]} channel(s), but the first layer {name!r} takes '
-                          f'{layer.in_channels}: build the network with c_in={x.shape[1]}, or change the images')
-
-# %% ../nbs/10_models.ipynb #d9120312
-def _has_room(layer, inputs):
-    "Do the images that enter `layer` have at least one stride in each direction?"
-    if not isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)): return True
-    stride = layer.stride if isinstance(layer.stride, tuple) else (layer.stride,) * 2
-    return all(size >= step for size, step in zip(inputs[0].shape[-2:], stride))
-
-def check_input(model: nn.Module,  # Any network
-                x: Tensor  # A batch
-               ) -> tuple:  # Shape of the output
-    "Raise an error that reports what does not fit, unless `model` takes the batch `x`; nothing is computed"
-    _check_first_layer(*first_layer(model), x)
-    current = ''
-    def enter(name, module, inputs):
-        nonlocal current
-        current = name
-        if _has_room(module, inputs): return
-        raise ReinitError(f'images of {x.shape[-2]}×{x.shape[-1]} are too small for the strides of this network: '
-                          f'{name!r} finds less than one stride')
-    try: out = _dry_run(model, x.shape, before=enter)
-    except ReinitError: raise
-    except (RuntimeError, ValueError) as e:
-        reason = str(e).splitlines()[0].rstrip('.')
-        raise ReinitError(f'a batch of shape {tuple(x.shape)} does not pass {current!r}: {reason}. '
-                          'Is the image size the one that the network was built for?') from None
-    return tuple(out.shape)

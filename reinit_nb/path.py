@@ -8,11 +8,11 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'STOPS', 'KEEP', 'MONITORS', 'PRECISIONS',
            'classifier_name', 'weight_changes', 'transfer_weights', 'imagenet_start', 'stage_model', 'missing_inputs',
            'n_rounds', 'check_split', 'check_path', 'PrecisionCallback', 'make_optimizer', 'learner',
            'evaluate_learner', 'training_accuracy', 'RoundEndCallback', 'round_callback', 'fit_stage', 'seeded',
-           'training_images', 'measure_learner', 'fisher_pairs', 'fisher_score', 'penultimate_features', 'find_wiring',
-           'count_frozen', 'stage_row', 'StageCallback', 'TimedCheckpoint', 'Stage', 'train_run', 'FinishedStages',
-           'PathFolder', 'PathProgress', 'path_status', 'stage_streams', 'TrainedPath', 'train_path', 'plot_path',
-           'run_recipe', 'plan_paths', 'run_paths', 'batches_per_epoch', 'match_steps', 'training_fit',
-           'precision_speeds', 'fastest_precision']
+           'TrainingBatches', 'training_images', 'measure_learner', 'fisher_pairs', 'fisher_score',
+           'penultimate_features', 'find_wiring', 'count_frozen', 'stage_row', 'StageCallback', 'TimedCheckpoint',
+           'Stage', 'train_run', 'FinishedStages', 'PathFolder', 'PathProgress', 'path_status', 'stage_streams',
+           'TrainedPath', 'train_path', 'plot_path', 'run_recipe', 'plan_paths', 'run_paths', 'batches_per_epoch',
+           'match_steps', 'training_fit', 'precision_speeds', 'fastest_precision']
 
 # %% ../nbs/50_path.ipynb #056d4acb
 import json
@@ -29,7 +29,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.core import Callback, CancelFitException, CancelStepException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler
 from fastai.callback.tracker import TrackerCallback
@@ -58,7 +58,9 @@ from reinit_nb.core import (
     atomic_write,
     check_choice,
     check_number,
+    cpu_double,
     flatten_recipe,
+    note_device,
     progress_bar,
     unknown_message,
 )
@@ -66,7 +68,7 @@ from .datasets import load_dataset, missing_dataset
 from .frozen import frozen_totals, mutually_frozen
 from .init import drawn_weights, init_name, reset
 from .models import MODELS, PAPER_OPTIONS, NetOptions, first_layer, model
-from .probing import preserve_rng, unwrap_model
+from .probing import model_device, preserve_rng, to_device, unwrap_model
 from .rounds import PlateauCallback, RoundCallback, find_blocks, share_epochs
 from reinit_nb.vision import (
     IMAGENET_STATS,
@@ -106,7 +108,7 @@ class Before(Recipe):
     def check(self):
         check_choice('before', self.name, INTERVENTIONS)
         _check_options(self, intervention_options(self.name))
-        if self.one_d: check_choice('one_d', self.one_d, ('add', 'one', 'keep'))
+        if self.one_d: check_choice('one_d', self.one_d, ('add', 'one', 'keep', 'gamma'))
         if self.k is not None: check_number('k', self.k, 0, integer=True)
         if self.shrink is not None:
             check_number('shrink', self.shrink, 0, 1)
@@ -144,7 +146,11 @@ STOPS = {
 }
 KEEP = {'last': 'the last weights', 'best': 'the weights of the epoch with the best validation result'}
 MONITORS = {'error': 'accuracy', 'loss': 'valid_loss'}   # name in a recipe → fastai's name
-PRECISIONS = {'fp32': 'single precision', 'bf16': 'bfloat16 through torch.autocast; the weights stay in fp32'}
+PRECISIONS = {
+    'fp32': 'single precision',
+    'bf16': 'bfloat16 through torch.autocast; the weights stay in fp32',
+    'fp16': 'the same with half precision; the loss is scaled, so that small gradients do not vanish',
+}
 
 @dataclass(frozen=True)
 class Learn(Recipe):
@@ -590,9 +596,12 @@ def _check_transfer(run, i, net):
 def _channels_last(x):
     return x.contiguous(memory_format=torch.channels_last) if isinstance(x, Tensor) and x.ndim == 4 else x
 
+_AUTOCAST_TYPES = dict(bf16=torch.bfloat16, fp16=torch.float16)
+
 class PrecisionCallback(Callback):
     "Run the forward pass in another precision, or with channels last in memory"
     order = 10   # after a method has looked at the batch
+    skipped = False   # Were the last gradients not finite?
 
     def __init__(self,
                  precision: str = 'bf16',  # One of `PRECISIONS`
@@ -604,17 +613,38 @@ class PrecisionCallback(Callback):
 
     def before_fit(self):
         if self.channels_last: self.model.to(memory_format=torch.channels_last)
+        # the state of `learn.scaler` is part of a checkpoint
+        if self.precision == 'fp16': self.learn.scaler = torch.amp.GradScaler(self.dls.device.type)
 
     def before_batch(self):
         if self.channels_last: self.learn.xb = tuple(_channels_last(x) for x in self.xb)
         if self.precision == 'fp32': return
         self.leave()
-        self.context = torch.autocast(self.dls.device.type, dtype=torch.bfloat16)
+        self.context = torch.autocast(self.dls.device.type, dtype=_AUTOCAST_TYPES[self.precision])
         self.context.__enter__()
+
+    def before_backward(self):
+        if self.precision == 'fp16': self.learn.loss_grad = self.learn.scaler.scale(self.learn.loss_grad)
+
+    def before_step(self):
+        if self.precision != 'fp16': return
+        self.skipped = True
+        self.learn.scaler.step(self)   # divides the gradients by the scale; calls `step` if they are finite
+        if self.skipped: raise CancelStepException()
+
+    def step(self): self.skipped = False
+
+    @property
+    def param_groups(self): return self.learn.opt.param_groups
+
+    def after_step(self):
+        if self.precision == 'fp16': self.learn.scaler.update()
 
     def after_pred(self):
         self.leave()
         if self.precision != 'fp32': self.learn.pred = self.pred.float()
+
+    def after_fit(self): self.learn.scaler = None
 
     def leave(self):
         "End autocast, also after an error in the forward pass"
@@ -645,6 +675,7 @@ def learner(run: PathRecipe,  # `Run` or `PathRun`
     "Return a `Learner` for one stage, before its intervention"
     task, how = run.path[i]
     data = image_dls(task, run.seed, bs=how.batch, device=device)
+    note_device(data.device)
     data.train.epoch = sum(earlier.epochs for _, earlier in run.path[:i])
     _limit_test_images(data, run.n_test)
     net = stage_model(run, i, state)
@@ -661,26 +692,28 @@ def evaluate_learner(learn,  # fastai `Learner`
     "Return loss and accuracy over all of `dl`"
     training = learn.model.training
     net = learn.model.eval().to(dl.device)
-    sums = torch.zeros(3, dtype=torch.float64)
+    batches, n = [], 0
     for x, y in dl:
         x, y = x.as_subclass(Tensor), y.as_subclass(Tensor)
         out = net(x)
         loss = learn.loss_func(out, y) * len(y)
-        sums += torch.stack([loss, (out.argmax(1) == y).sum(), y.new_tensor(len(y))]).double().cpu()
+        batches.append(torch.stack([loss, (out.argmax(1) == y).sum()]))
+        n += len(y)
     net.train(training)
-    loss, right, n = sums.tolist()
+    sums = sum(cpu_double(torch.stack(batches)))   # an accelerator is waited for once
+    loss, right = sums.tolist()
     return loss / n, right / n
 
 def _unaugmented(learn, bs):
-    "A loader of the training images in their order; iterate within `dataset.set_split_idx(1)`"
-    return learn.dls.train.new(shuffle=False, drop_last=False, bs=bs)
+    "A loader of the training images in their order, without augmentation"
+    train = learn.dls.train
+    return train.new(train.dataset.unaugmented(), shuffle=False, drop_last=False, bs=bs)
 
 def training_accuracy(learn  # fastai `Learner`
                      ) -> float:
     "Return the accuracy on the training images; nothing changes, also in the middle of a fit"
     with preserve_rng():   # a new loader draws from Python's generator
-        train = _unaugmented(learn, learn.dls.valid.bs)
-        with train.dataset.set_split_idx(1): return evaluate_learner(learn, train)[1]
+        return evaluate_learner(learn, _unaugmented(learn, learn.dls.valid.bs))[1]
 
 # %% ../nbs/50_path.ipynb #a1f0c021
 class RoundEndCallback(PlateauCallback):
@@ -779,7 +812,7 @@ def seeded(seed: int,  # Of a run
     old_threads = torch.get_num_threads()
     old_python, old_numpy = random.getstate(), np.random.get_state()
     s = int(torch.randint(2**62, (), generator=Streams(seed).fork('global').noise))
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+    with preserve_rng():
         try:
             if threads: torch.set_num_threads(threads)
             torch.manual_seed(s)
@@ -792,21 +825,37 @@ def seeded(seed: int,  # Of a run
             np.random.set_state(old_numpy)
 
 # %% ../nbs/50_path.ipynb #a07972ea
+class TrainingBatches:
+    "The training images of a `Learner` without augmentation, in batches that are made again in every pass"
+    repeats = True   # every pass yields the same
+
+    def __init__(self,
+                 learn,  # fastai `Learner` with loaders from `vision.image_dls`
+                 bs: int | None = None  # Batch size; default: that of the validation set
+                ):
+        self.learn = learn
+        self.bs = bs or learn.dls.valid.bs
+
+    def __len__(self): return -(-self.examples // self.bs)
+    @property
+    def examples(self) -> int: return len(self.learn.dls.train.dataset)
+
+    def __iter__(self):
+        for batch in _unaugmented(self.learn, self.bs): yield tuple(o.as_subclass(Tensor) for o in batch)
+
 def training_images(learn,  # fastai `Learner`
                     n: int  # How many
                    ) -> tuple:  # Batch `(x, y)`
     "Return the first training images, without augmentation"
-    dl = _unaugmented(learn, n)
-    with dl.dataset.set_split_idx(1): return tuple(o.as_subclass(Tensor) for o in next(iter(dl)))
+    return next(iter(TrainingBatches(learn, n)))
 
 def measure_learner(learn  # fastai `Learner` with loaders from `vision.image_dls`
                    ) -> dict:  # `loss` and `acc` of `train`, `valid` and `test`, and steps, epochs, rounds
     "Return losses and accuracies, and how long training took"
     data, found = learn.dls, {}
     train = _unaugmented(learn, data.valid.bs)
-    with train.dataset.set_split_idx(1):   # no augmentation
-        for name, dl in zip(('train', 'valid', 'test'), (train, *data.loaders[1:])):
-            found[f'{name}_loss'], found[f'{name}_acc'] = evaluate_learner(learn, dl)
+    for name, dl in zip(('train', 'valid', 'test'), (train, *data.loaders[1:])):
+        found[f'{name}_loss'], found[f'{name}_acc'] = evaluate_learner(learn, dl)
     cb = round_callback(learn)
     steps = getattr(learn, 'train_iter', 0) if cb is None else cb.step + 1
     return found | dict(steps=steps, epochs=steps // len(data.train), rounds=1 if cb is None else cb.round)
@@ -816,7 +865,8 @@ def fisher_pairs(h: Tensor,  # Features, a row per example
                  y: Tensor  # Labels
                 ) -> Tensor:  # Classes × classes; NaN on the diagonal
     "Return the Fisher score of every pair of classes, with w = μ2 − μ1"
-    h, classes = h.double(), y.unique()
+    h, y = cpu_double(h), y.cpu()
+    classes = y.unique()
     mu = torch.stack([h[y == k].mean(0) for k in classes])
     gap = torch.cdist(mu, mu, compute_mode='donot_use_mm_for_euclid_dist')**2
     # row a: the variance of class a along its differences to all classes
@@ -836,7 +886,7 @@ def penultimate_features(net: nn.Module,  # Any network
                          dl  # Loader of batches `(x, y)`
                         ) -> tuple[Tensor, Tensor]:  # Features and labels
     "Return the input of the classifier, averaged over the image where it is a convolution"
-    features, labels, training = [], [], net.training
+    features, labels, training, device = [], [], net.training, model_device(net)
     def store(module, args):
         h = args[0].detach()
         features.append((h.flatten(2).mean(2) if h.dim() > 2 else h).cpu())
@@ -844,7 +894,7 @@ def penultimate_features(net: nn.Module,  # Any network
     try:
         net.eval()
         for x, y in dl:
-            net(x.as_subclass(Tensor))
+            net(to_device(x, device))
             labels.append(y.as_subclass(Tensor).cpu())
     finally:
         hook.remove()
@@ -936,16 +986,22 @@ class TimedCheckpoint(CheckpointCallback):
     "Write checkpoints now and then, and none at the end: short runs are not slowed down"
     def __init__(self,
                  path: str | Path,  # File; one for each fit
-                 seconds: float = 10  # Between two checkpoints, at least
+                 seconds: float = 10,  # Between two checkpoints, at least; 0: write all of them
+                 share: float = .05  # Of the time that writing may take, if `seconds` is not 0
                 ):
         super().__init__(path)
         self.seconds = seconds
+        self.share = check_number('share', share, 0, 1, lo_open=True)
         self.last_written = time.monotonic()
+        self.took = 0.   # seconds of the last one
 
     def _write(self, epoch_start, done=False):
-        if done or time.monotonic() - self.last_written < self.seconds: return
+        start = time.monotonic()
+        pause = max(self.seconds, self.took / self.share) if self.seconds else 0
+        if done or start - self.last_written < pause: return
         super()._write(epoch_start)
         self.last_written = time.monotonic()
+        self.took = self.last_written - start
 
 # %% ../nbs/50_path.ipynb #49d1be70
 class Stage:
@@ -1010,7 +1066,7 @@ def train_run(run: PathRecipe,  # A recipe with one task
               threads: int | None = 1,  # On the CPU; `None`: unchanged
               device=None  # Default: `default_device()`
              ) -> Learner:  # Trained
-    "Train a run; the same recipe yields the same weights, to the last bit, on the same machine"
+    "Train a run; on the CPU of one machine, the same recipe yields the same weights, to the last bit"
     if len(run.path) > 1: raise ReinitError(f'this recipe has {len(run.path)} tasks: use train_path')
     check_path(run)
     with seeded(run.seed, threads):
@@ -1289,7 +1345,7 @@ def _training_step(run, precision, channels_last, batch):
         x = _channels_last(x)
     opt = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=.9)
     def step():
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == 'bf16'): out = net(x)
+        with torch.autocast(x.device.type, _AUTOCAST_TYPES.get(precision), enabled=precision != 'fp32'): out = net(x)
         nn.functional.cross_entropy(out.float(), y).backward()
         opt.step()
         opt.zero_grad()
@@ -1298,7 +1354,7 @@ def _training_step(run, precision, channels_last, batch):
 def _seconds(step, n, device):
     "Time `n` steps"
     def wait():
-        if device.type == 'cuda': torch.cuda.synchronize()
+        if device.type != 'cpu': getattr(torch, device.type).synchronize()
     wait()
     start = time.perf_counter()
     for _ in range(n): step()
@@ -1317,7 +1373,8 @@ def precision_speeds(run: Run,  # Network, task and batch size matter
     with seeded(run.seed, threads):
         batch = image_dls(run.task, run.seed, bs=run.learn.batch, device=device).train.one_batch()
         batch = [o.as_subclass(Tensor) for o in batch]
-        ways = [(precision, last) for precision in PRECISIONS for last in (False, True)]
+        precisions = [p for p in PRECISIONS if p != 'fp16' or batch[0].device.type != 'cpu']
+        ways = [(precision, last) for precision in precisions for last in (False, True)]
         step = {way: _training_step(run, *way, batch) for way in ways}
         for way in ways: step[way]()   # memory and threads are set up
         turns = [{way: _seconds(step[way], steps, batch[0].device) for way in ways} for _ in range(repeats)]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['check_model', 'check_initialized', 'unwrap_model', 'model_device', 'preserve_rng', 'preserve_model', 'probe_model',
-           'to_device', 'model_inputs', 'is_batch', 'iter_batches', 'list_batches', 'list_inputs', 'explain_failure',
-           'call_model', 'run_model']
+           'to_device', 'nested_tensors', 'model_inputs', 'is_batch', 'iter_batches', 'list_batches', 'list_inputs',
+           'explain_failure', 'call_model', 'run_model']
 
 # %% ../nbs/02_probing.ipynb #1facc6a6
 import random
@@ -139,6 +139,14 @@ def to_device(batch,  # A tensor, or tensors in nested tuples, lists and dicts; 
     if not isinstance(batch, (tuple, list)): return batch
     moved = [to_device(o, device) for o in batch]
     return type(batch)(*moved) if hasattr(batch, '_fields') else type(batch)(moved)
+
+# %% ../nbs/02_probing.ipynb #f34033fb
+def nested_tensors(o) -> list[Tensor]:
+    "List all tensors in nested tuples, lists, dicts and other iterables"
+    if isinstance(o, Tensor): return [o]
+    if isinstance(o, dict): o = o.values()
+    if isinstance(o, (str, bytes, torch.Size)) or not hasattr(o, '__iter__'): return []
+    return [t for item in o for t in nested_tensors(item)]
 
 # %% ../nbs/02_probing.ipynb #a896ad84
 def model_inputs(model: nn.Module,

@@ -5,10 +5,8 @@
 # %% auto #0
 __all__ = ['OPT_STATES', 'LOSS_WINDOW', 'ACTION_COLORS', 'LOG_COLUMNS', 'share_epochs', 'round_starts', 'round_lengths',
            'reset_opt_state', 'recent_loss', 'steps_back', 'find_blocks', 'RoundPlan', 'modules_of', 'plan_table',
-           'plot_round_plan', 'has_reset_rule', 'unrecognized_weights', 'check_weights', 'check_ready', 'check_finite',
-           'draw_fresh', 'block_output', 'norm_after', 'frozen_norms', 'measure_output', 'write_norm', 'check_calls',
-           'RoundMethod', 'RoundCallback', 'block_norms', 'plot_losses', 'plot_log', 'apply_once', 'PlateauCallback',
-           'init_arguments', 'plain_value']
+           'plot_round_plan', 'draw_fresh', 'block_output', 'RoundMethod', 'RoundCallback', 'block_norms',
+           'plot_losses', 'plot_log', 'apply_once', 'PlateauCallback']
 
 # %% ../nbs/21_rounds.ipynb #716e0051
 import copy
@@ -30,8 +28,8 @@ from fastcore.basics import patch, store_attr
 from torch import Tensor, nn
 
 from .blocks import NORM_NAME, Block, Blocks, blocks
-from .core import ReinitError, Streams, check_choice, check_number, unknown_message
-from .fixed_norm import FixedNorm, insert_after
+from .core import ReinitError, Streams, check_choice, check_number, new_axes, unknown_message
+from .fixed_norm import FixedNorm, add_norms, remove_norm
 from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_weights, drawn_weights, init_name, reset
 from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model
 from .reinit import norm_of, output_stats
@@ -187,21 +185,18 @@ def plot_round_plan(df: pd.DataFrame,  # From `plan`
                     ax=None  # Where to draw
                    ):  # Axes
     "Plot parameters by rounds, colored by what happens to them"
-    from matplotlib import pyplot as plt
-    from matplotlib.colors import ListedColormap
+    import seaborn as sns
     from matplotlib.patches import Patch
     grid = df.pivot(index='parameter', columns='round', values='action').loc[df.parameter.unique()]
     n_params, n_rounds = grid.shape
-    if ax is None: ax = plt.subplots(figsize=(2 + .35 * n_rounds, 1 + .14 * n_params), layout='constrained')[1]
+    ax = new_axes(size=(2 + .35 * n_rounds, 1 + .14 * n_params), ax=ax)
     words = list(ACTION_COLORS)
-    cmap = ListedColormap(list(ACTION_COLORS.values()))
-    ax.pcolormesh(grid.map(words.index), cmap=cmap, vmin=-.5, vmax=len(words) - .5, edgecolors='w', lw=.4)
+    sns.heatmap(grid.map(words.index), cmap=list(ACTION_COLORS.values()), vmin=-.5, vmax=len(words) - .5, cbar=False,
+                linewidths=.4, xticklabels=True, yticklabels=False, ax=ax)
     for (r, _), g in df[df.normalized].groupby(['round', 'block']):   # a bar below the last parameter of the block
         ax.plot([r - 1, r], [grid.index.get_loc(g.parameter.iloc[-1]) + 1] * 2, c='k', lw=2)
     first = df.drop_duplicates('block').parameter.map(grid.index.get_loc)
-    ax.set(xlabel='round', xticks=[i + .5 for i in range(n_rounds)], xticklabels=grid.columns)
-    ax.set(yticks=list(first + .5), yticklabels=df.block.unique())
-    ax.invert_yaxis()
+    ax.set(xlabel='round', ylabel='', yticks=list(first + .5), yticklabels=df.block.unique())
     shown = [Patch(color=c, label=word) for word, c in ACTION_COLORS.items() if (df.action == word).any()]
     ax.legend(handles=shown, loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
     return ax
@@ -586,7 +581,7 @@ class RoundCallback(RoundMethod):
         try:
             if r >= self.first_round: self._intervene(r)
         except Exception:
-            for host in added: _remove_norm(host)
+            for host in added: remove_norm(host)
             raise
         self.round = r
         self._freeze()
@@ -601,18 +596,9 @@ class RoundCallback(RoundMethod):
     def _insert_norms(self):
         "Put an identity norm after each block that will be normalized and has none; return the modules before them"
         blocks = self.model_blocks
-        device = model_device(blocks.model)
         names = dict.fromkeys(plan.normalize for plan in self.plans if plan.normalize)
-        added = []
-        try:
-            for block in names:
-                if norm_after(blocks, block) is not None: continue
-                insert_after(blocks.model, blocks[block].last, FixedNorm().to(device))
-                added.append(blocks.model.get_submodule(blocks[block].last))
-        except ReinitError:
-            for host in added: _remove_norm(host)
-            raise
-        return added
+        added = add_norms(blocks, [name for name in names if norm_after(blocks, name) is None])
+        return [blocks.model.get_submodule(blocks[name].last) for name in added]
 
     def _intervene(self, r):
         "Carry out the plan of round `r`: compute everything, then write everything"
@@ -678,11 +664,6 @@ def block_norms(blocks: Blocks) -> dict[str, float]:  # Name and norm
     squares = {n: w.detach().norm().item()**2 for n, w in weights.items()}
     return {part.name: math.sqrt(sum(squares[n] for n in part.params if n in squares)) for part in blocks.parts}
 
-def _remove_norm(host):
-    "Take out the norm after a module"
-    norm = host._modules.pop(NORM_NAME)
-    if hasattr(norm, 'handle'): norm.handle.remove()
-
 # %% ../nbs/21_rounds.ipynb #2d60c0a8
 @patch
 def round_losses(self: RoundCallback, r):
@@ -713,6 +694,7 @@ def _log_events(self: RoundCallback, r, counts, norms_before, stats):
             norm_before=norms_before[part.name], norm_after=norms[part.name],
             mu=measured['mu'], sigma=measured['sigma'], loss_before=loss, steps_back=None))
 
+# %% ../nbs/21_rounds.ipynb #2d60c0a9
 @patch(as_prop=True)
 def log(self: RoundCallback) -> pd.DataFrame:  # One row per intervention and block
     "What was done, and how long the loss took to recover"
@@ -745,7 +727,7 @@ def plot_log(df: pd.DataFrame,  # A `log`
     "Plot the norm of each block's weights before (open) and after (filled) every intervention, relative to the first"
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
-    if ax is None: ax = plt.subplots(figsize=(6, 3), layout='constrained')[1]
+    ax = new_axes(size=(6, 3), ax=ax)
     colors = plt.cm.viridis(np.linspace(0, 1, max(1, df.block.nunique())))
     for color, (block, g) in zip(colors, df.groupby('block', sort=False)):
         scale = g.norm_before.iloc[0] or 1.

@@ -24,7 +24,7 @@ from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_choice, check_number, new_axes, unknown_message
+from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes, unknown_message
 from .probing import call_model, iter_batches, probe_model
 
 # %% ../nbs/40_separability.ipynb #8ce6919d
@@ -43,8 +43,9 @@ class Moments:
     def n_classes(self) -> int: return len(self.counts)   # So far
 
     def add(self, h: Tensor, y: Tensor) -> 'Moments':
-        "Add the rows `h` with labels `y`"
+        "Add the rows `h` with labels `y`; sums are in double precision on the CPU"
         if not len(y): return self
+        h, y = h.detach().cpu(), y.cpu()
         self.counts = _add_counts(self.counts, torch.bincount(y))
         self.waiting.append((h, y))
         self.n += len(y)
@@ -95,8 +96,8 @@ class Readout(NamedTuple):
 
     def hits(self, h: Tensor, y: Tensor) -> int:
         "Count the rows whose largest score is that of their label"
-        scores = h.double() @ self.W + self.b
-        return int((scores.argmax(1) == y).sum())
+        scores = cpu_double(h) @ self.W + self.b
+        return int((scores.argmax(1) == y.cpu()).sum())
 
 # %% ../nbs/40_separability.ipynb #2bf6d7d2
 class RidgeSolver:
@@ -177,7 +178,7 @@ def gdv(h: Tensor,  # Features, a row per example
         y: Tensor  # Labels
        ) -> float:  # About −1 for perfect clusters, 0 for none; NaN with fewer than two classes of two examples
     "Return the generalized discrimination value of Schilling et al."
-    h = h.double()
+    h, y = cpu_double(h), y.cpu()
     sd = h.std(0, correction=0)
     live = sd > 1e-12 * h.abs().amax(0)
     Y = F.one_hot(y).double()
@@ -215,7 +216,7 @@ def fit_probe(h: Tensor,  # Features, a row per example
     from scipy.optimize import minimize
     loss = PROBE_LOSSES[check_choice('kind', kind, PROBE_LOSSES)]
     check_number('l2', l2, 0)
-    h, Y = h.double().numpy(), F.one_hot(y).double().numpy()
+    h, Y = cpu_double(h).numpy(), F.one_hot(y.cpu()).double().numpy()
     present = Y.any(0)
     Y = Y[:, present]
     mu, sd = h.mean(0), h.std(0)

@@ -24,7 +24,6 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .core import ReinitError, Streams, check_choice, check_number, new_axes
-from .flatness import double_dtype
 from .probing import check_model, explain_failure, list_inputs, probe_model
 
 # %% ../nbs/47_spectrum.ipynb #8baa1431
@@ -288,10 +287,10 @@ def windowed_fft(g: Tensor,  # Values, in the last `dim` dimensions; any before
                  window: str = 'hann',  # One of `WINDOWS`
                  dim: int = 1  # 1: half of the frequencies, as the others follow; 2: all of them
                 ) -> tuple[Tensor, Tensor]:  # Mean, and the transform of what is left
-    "Return the discrete Fourier transform after the window, without the mean"
+    "Return the discrete Fourier transform after the window, without the mean; on the CPU"
+    g = g.cpu()   # not every device has complex numbers in double precision
     mean = g.mean(tuple(range(-dim, 0)), keepdim=True)
-    weights = window_weights(g.shape[-1], window, dim).to(double_dtype(g.device)).to(g.device)
-    h = weights * (g - mean)
+    h = window_weights(g.shape[-1], window, dim) * (g - mean)
     return mean, torch.fft.rfft(h) if dim == 1 else torch.fft.fft2(h)
 
 def _multiplicity(n, like):

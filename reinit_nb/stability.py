@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_choice, check_number, new_axes
-from .probing import check_model, list_batches, probe_model
+from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes
+from .probing import check_model, list_batches, model_device, probe_model, to_device
 
 # %% ../nbs/45_stability.ipynb #d300eb2f
 def product_model(n: int = 2,  # Weights that are multiplied
@@ -160,6 +160,7 @@ def triple_threshold() -> SimpleNamespace:  # `u`, `t_minus`, `t_plus`: sympy ex
 # %% ../nbs/45_stability.ipynb #8baeef6e
 def _as_finite(name, value, lowest=None, above=False):
     "Return a double tensor of finite numbers, not below `lowest`, or above it"
+    if isinstance(value, Tensor): value = value.cpu()   # not every device has double precision
     try: t = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ReinitError(f'{name}={value!r} should be a number, or an array of numbers') from None
@@ -581,7 +582,7 @@ def product_coefficients(model: nn.Module,  # Any model
                          chunk: int = 64  # Groups at a time
                         ) -> tuple[Tensor, Tensor]:  # A and B: groups × examples × outputs
     "Return A and B of $f=A\\theta_i\\theta_j\\cdots+B$ for each group of weights, with these set to zero"
-    groups = list(groups)
+    groups, x = list(groups), to_device(x, model_device(model))
     entries, index = _group_entries(model, groups)
     zero = torch.zeros(index.shape[1], device=entries.flat.device, dtype=entries.flat.dtype)
     def derivative(f, k): return lambda v, u: grad(f)(v, u)[k]
@@ -641,12 +642,12 @@ def predict_groups(model: nn.Module,  # Any model
     squares = 0.
     for x, y in data:
         A, _ = product_coefficients(model, x, groups, False, chunk)
-        squares = squares + A.double().square().flatten(1).mean(1) * len(y) / total
-    A = squares.sqrt().cpu()
+        squares = squares + cpu_double(A).square().flatten(1).mean(1) * len(y) / total
+    A = squares.sqrt()
     if strict: _check_common_path(groups, A > 0, total)
-    eigenvalues = torch.linalg.eigvalsh(-H.double().cpu())
+    eigenvalues = torch.linalg.eigvalsh(-cpu_double(H))
     smallest, rho = eigenvalues[:, 0], eigenvalues[:, -1]
-    gradient = G.double().norm(dim=1).cpu()
+    gradient = cpu_double(G).norm(dim=1)
     equilibrium = gradient <= 1e-6 * (1 + rho.abs())
     return pd.DataFrame(dict(weights=[_group_name(g) for g in groups], n=H.shape[-1], A=A, rho=rho, gradient=gradient,
                              equilibrium=equilibrium.numpy(), alpha_min=eta * (smallest - lam),
@@ -770,9 +771,9 @@ def _lanczos(product, v, steps):
         done = norm <= 1e-5 * torch.stack(diagonal).abs().amax(0).clamp(min=1e-30) + 1e-12
         off_diagonal.append(torch.where(done, 0., norm))
         basis.append(torch.where(done[:, None], 0., w / norm.clamp(min=1e-30)[:, None]))
-    basis, off_diagonal = torch.stack(basis[:-1]).double(), off_diagonal[:-1]
-    a = torch.stack(diagonal, 1).double()
-    b = torch.stack(off_diagonal, 1).double() if off_diagonal else a[:, :0]
+    basis, off_diagonal = cpu_double(torch.stack(basis[:-1])), off_diagonal[:-1]
+    a = cpu_double(torch.stack(diagonal, 1))
+    b = cpu_double(torch.stack(off_diagonal, 1)) if off_diagonal else a[:, :0]
     ended = (basis == 0).all(2).T
     a = torch.where(ended, a[:, :1].expand_as(a), a)   # after the end: a value that is in the range already
     values, vectors = torch.linalg.eigh(torch.diag_embed(a) + torch.diag_embed(b, 1) + torch.diag_embed(b, -1))
@@ -837,7 +838,7 @@ def predict_pairs(model: nn.Module,  # Any model
             decay = torch.cat([torch.where(pairs.undecayed, 0., lam), torch.full_like(col[0], lam)])
             top, _ = _leading_eigenvalue(hessian, decay, steps, seed)
         rate_now = eta * _current_rate(hessian, decay)
-        gradient = hessian.column_gradient().double().norm(dim=1)
+        gradient = cpu_double(hessian.column_gradient()).norm(dim=1)
     if not (sigma > 0).any():
         raise ReinitError(f'rows={rows!r} and columns={columns!r} are not on a common path, or all units are dead: '
                           'M is 0 for all units')
@@ -851,7 +852,7 @@ def pair_norms(model: nn.Module, rows: str, columns: str, units=None  # As in `p
               ) -> pd.DataFrame:
     "Return the norms of the rows and columns of some units"
     pairs = _Pairs(model, rows, columns, units)
-    row, col = (t.double().norm(dim=1).cpu() for t in pairs.values())
+    row, col = (cpu_double(t).norm(dim=1) for t in pairs.values())
     return pd.DataFrame(dict(unit=pairs.units, row=row, column=col, norm=(row**2 + col**2).sqrt(), norm_sum=row + col))
 
 # %% ../nbs/45_stability.ipynb #879849ea

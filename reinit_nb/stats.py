@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MAX_SEEDS', 'mean_interval', 'format_interval', 'summary', 'paired_differences', 'paired_interval', 'bootstrap',
-           'sign_test', 'wilcoxon', 'holm', 'power_of', 'seeds_needed', 'improvement_probability', 'interquartile_mean',
-           'pairwise', 'stars', 'Tree', 'decision_tree', 'leave_group_out', 'sign_verdict']
+           'sign_test', 'wilcoxon', 'holm', 'power_of', 'seeds_needed', 'seeds_for_width', 'improvement_probability',
+           'interquartile_mean', 'pairwise', 'stars', 'Tree', 'decision_tree', 'leave_group_out']
 
 # %% ../nbs/52_stats.ipynb #025e19ae
 from bisect import bisect_left
@@ -193,6 +193,22 @@ def seeds_needed(sd: float,  # Standard deviation of the differences within seed
         enough *= 2
         if enough > MAX_SEEDS: raise ReinitError(f'delta={delta} with sd={sd} takes more than {MAX_SEEDS:,} seeds')
     return bisect_left(range(enough), power, 2, enough, key=lambda n: power_of(n, sd, delta, level))
+
+# %% ../nbs/52_stats.ipynb #seedswid
+def seeds_for_width(sd: float,  # Standard deviation of the differences within seeds
+                    width: float,  # Of the interval, from end to end
+                    level: float = .95  # Of the interval
+                   ) -> int:
+    "Return the smallest number of seeds whose interval is expected to be no wider than `width`"
+    check_number('sd', sd, 0)
+    check_number('width', width, 0, lo_open=True)
+    check_number('level', level, 0, 1)
+    def fits(n): return 2 * stats.t.ppf((1 + level) / 2, n - 1) * sd / n**.5 <= width
+    enough = 2
+    while not fits(enough):
+        enough *= 2
+        if enough > MAX_SEEDS: raise ReinitError(f'width={width} with sd={sd} takes more than {MAX_SEEDS:,} seeds')
+    return bisect_left(range(enough), True, 2, enough, key=fits)
 
 # %% ../nbs/52_stats.ipynb #a4f038e8
 def improvement_probability(differences: Sequence[float],  # One for each pair; positive: better
@@ -463,11 +479,3 @@ def leave_group_out(df: pd.DataFrame,  # One row for each experiment
         majority = (new[target] == seen[target].mode()[0]).sum()
         rows.append({group: k, 'n': len(new), 'tree': round(right), 'majority': int(majority)})
     return pd.DataFrame(rows)
-
-# %% ../nbs/52_stats.ipynb #7ee3735e
-def sign_verdict(lo: float,  # Of a difference that is claimed to be positive
-                 hi: float
-                ) -> str:  # ✅, ❌ or ➖
-    "Tell whether an interval is above zero, below, or on both sides"
-    if lo > 0: return '✅'
-    return '❌' if hi < 0 else '➖'

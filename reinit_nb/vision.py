@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['IMAGENET_STATS', 'Task', 'paper_tasks', 'images_per_class', 'held_out_count', 'choose_images', 'randomize_labels',
-           'swapped_classes', 'Images', 'class_names', 'size_before_crop', 'task_images', 'to_grayscale',
-           'to_float_images', 'resize_images', 'blur_images', 'prepare_images', 'crop_flip_shift', 'affine_images',
-           'jitter_colors', 'draw_augmentation', 'is_augmented', 'augment_images', 'as_images', 'normalization_stats',
-           'image_dls']
+           'swapped_classes', 'fits_on_device', 'Images', 'class_names', 'size_before_crop', 'task_images',
+           'to_grayscale', 'to_float_images', 'resize_images', 'blur_images', 'prepare_images', 'crop_flip_shift',
+           'affine_images', 'jitter_colors', 'draw_augmentation', 'is_augmented', 'augment_images', 'as_images',
+           'normalization_stats', 'image_dls']
 
 # %% ../nbs/12_vision.ipynb #a477be7a
+import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import Recipe, ReinitError, Streams, check_choice, check_number, default_device
+from .core import Recipe, ReinitError, Streams, check_choice, check_number, default_device, device_memory
 from .datasets import ImageData, StreamedImages, convert_image, load_dataset, open_image
 
 # %% ../nbs/12_vision.ipynb #8cc7ccd7
@@ -164,6 +166,13 @@ def swapped_classes(n_classes: int, generator: torch.Generator) -> np.ndarray:  
     return new
 
 # %% ../nbs/12_vision.ipynb #5e9a2b94
+def fits_on_device(nbytes: int,  # Of all images
+                   device  # An accelerator
+                  ) -> bool:
+    "Decide whether images are kept on an accelerator: they may take a quarter of the memory that is free"
+    free = device_memory(device)
+    return nbytes <= (2**30 if free is None else free // 4)
+
 class Images:
     "Rows `idx` of uint8 images `x`, with labels `y` for these rows (or `None`) and class names"
     n_inp = 1   # fastai: of what a batch holds, this many are inputs
@@ -171,6 +180,7 @@ class Images:
         self.x, self.y, self.classes = x, y, classes
         self.idx = np.arange(len(x)) if idx is None else idx
         self.split_idx = split_idx   # fastai: 0 for training (augmented), 1 for validation and test
+        self._copy = None   # of images and labels, on an accelerator
 
     def __len__(self): return len(self.idx)
     def __repr__(self): return f'Images({len(self):,} of {"×".join(map(str, self.x.shape[1:]))}, {self.c} classes)'
@@ -178,6 +188,25 @@ class Images:
         from PIL import Image
         image = Image.fromarray(np.asarray(self.x[self.idx[i]]))
         return (image,) if self.y is None else (image, int(self.y[i]))
+
+    def __getstate__(self): return vars(self) | dict(_copy=None)
+
+    def on_device(self, device) -> tuple:  # uint8 images, `None` if they do not fit; labels, `None` if there are none
+        "Return these images and labels on an accelerator; they are copied once"
+        key = torch.device(device), id(self.x), id(self.y), id(self.idx)
+        if self._copy is None or self._copy[0] != key:
+            y = None if self.y is None else torch.from_numpy(np.asarray(self.y)).to(device)
+            x = None
+            if not isinstance(self.x, StreamedImages) and fits_on_device(len(self) * self.x[:1].nbytes, device):
+                x = torch.from_numpy(np.asarray(self.x[self.idx])).to(device)
+            self._copy = key, (x, y)
+        return self._copy[1]
+
+    def unaugmented(self) -> 'Images':
+        "Return the same images as they are shown in validation"
+        new = Images(self.x, self.y, self.classes, self.idx)
+        new._copy = self._copy
+        return new
 
     def new_empty(self):
         "Return images of the same kind, none of them; for `Learner.export`"
@@ -336,7 +365,7 @@ def _turn_hue(x, by):
     r, g, b = ((value[:, None] - x) / torch.where(chroma == 0, 1., chroma)[:, None]).unbind(1)
     hue = torch.where(x[:, 0] == value, b - g, torch.where(x[:, 1] == value, 2 + r - b, 4 + g - r))
     hue = (torch.where(chroma == 0, 0., hue) / 6 + by) % 1
-    k = (torch.tensor([5., 3., 1.], device=x.device).view(1, 3, 1, 1) + 6 * hue[:, None]) % 6
+    k = (torch.arange(5., 0., -2., device=x.device).view(1, 3, 1, 1) + 6 * hue[:, None]) % 6
     return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp_(0, 1)
 
 def jitter_colors(x: Tensor,  # N×C×H×W, between 0 and 1
@@ -353,14 +382,16 @@ def jitter_colors(x: Tensor,  # N×C×H×W, between 0 and 1
     return _turn_hue(x, hue[:, None, None])
 
 # %% ../nbs/12_vision.ipynb #875ef16e
-def _blur_some(x, least, step):
+def _blur_some(x, least, step, counts=None):
     "Blur images in eight steps from `least` to 1: as many passes, however large the batch"
-    x = x.clone()
-    step = step.cpu()   # the rows are found on the CPU: the device need not be waited for
-    for s in range(7):
-        rows = torch.nonzero(step == s).flatten().to(x.device, non_blocking=True)
-        if len(rows): x[rows] = blur_images(x[rows], least + (1 - least) * s / 7)
-    return x
+    if counts is None: counts = step.bincount(minlength=8).tolist()   # an accelerator has to be waited for
+    order = step.argsort(stable=True)
+    parts = x[order].split(counts)
+    shares = [least + (1 - least) * s / 7 for s in range(7)]
+    blurred = [blur_images(part, share) if len(part) else part for part, share in zip(parts, shares)]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out[order] = torch.cat([*blurred, parts[7]])
+    return out
 
 # %% ../nbs/12_vision.ipynb #7aacde99
 _DRAWS = ('top', 'left', 'flip', 'vflip', 'dy', 'dx', 'angle', 'shear', 'zoom',
@@ -372,7 +403,11 @@ def draw_augmentation(task: Task,  # What may happen
                       generator: torch.Generator  # On the CPU
                      ) -> dict:  # One number for each image, by name
     "Decide what will happen to each image of a batch"
-    u = dict(zip(_DRAWS, torch.rand(n, len(_DRAWS), generator=generator).unbind(1)))
+    return _decide(task, h, w, torch.rand(n, len(_DRAWS), generator=generator))
+
+def _decide(task, h, w, uniform):
+    "Turn uniform numbers, images × `_DRAWS`, into decisions"
+    u = dict(zip(_DRAWS, uniform.unbind(1)))
     def around(name, center, by): return center + by * (2 * u[name] - 1)
     brightness, contrast, saturation, hue = task.jitter
     angle, shear, zoom = task.affine
@@ -400,7 +435,7 @@ def is_augmented(task: Task) -> bool:
 
 def _move_draws(draws, device):
     "Move all draws with one copy; whole numbers of this size are exact as floats"
-    if torch.device(device).type == 'cpu': return draws
+    if draws['flip'].device == device: return draws
     packed = torch.stack([v.float() for v in draws.values()]).to(device, non_blocking=True)
     return {name: row.to(draws[name].dtype) for name, row in zip(draws, packed)}
 
@@ -413,7 +448,9 @@ def augment_images(task: Task,  # What may happen
     if not is_augmented(task): return x
     on_device = _move_draws(draws, x.device)
     def get(*names): return [on_device[name] for name in names]
-    if task.random_blur < 1: x = _blur_some(x, task.random_blur, draws['blur'])
+    if task.random_blur < 1:
+        counts = draws.get('blur_counts') or draws['blur'].bincount(minlength=8).tolist()
+        x = _blur_some(x, task.random_blur, on_device['blur'], counts)
     if task.crop or task.flip or task.vflip or task.shift:
         by = get('dy', 'dx') if task.shift else []
         x = crop_flip_shift(x, h, w, *get('top', 'left', 'flip', 'vflip'), *by)
@@ -432,7 +469,44 @@ def _read_ahead(get, items):
             waiting = following
         if waiting: yield waiting[0], waiting[1].result()
 
+# %% ../nbs/12_vision.ipynb #bc1dedb9
+def _read_rows(ds, rows): return torch.from_numpy(np.asarray(ds.x[ds.idx[rows]]))
+
+def _batches_in_memory(ds, chunks):
+    "Yield uint8 images and labels of each chunk of rows"
+    read = partial(_read_rows, ds)
+    streamed = isinstance(ds.x, StreamedImages)
+    for rows, x in (_read_ahead(read, chunks) if streamed else ((rows, read(rows)) for rows in chunks)):
+        yield x, None if ds.y is None else torch.from_numpy(ds.y[rows])
+
+def _batches_on_device(ds, chunks, device):
+    "Yield the same on an accelerator"
+    images, labels = ds.on_device(device)
+    order = torch.tensor(list(itertools.chain.from_iterable(chunks)), dtype=torch.long).to(device)
+    def read(rows):
+        x = _read_rows(ds, rows)
+        return x.pin_memory() if device.type == 'cuda' else x
+    ahead = _read_ahead(read, chunks) if images is None else None
+    for rows in order.split([len(chunk) for chunk in chunks]):
+        x = next(ahead)[1].to(device, non_blocking=True) if images is None else images[rows]
+        yield x, None if labels is None else labels[rows]
+
+def _draw_batches(task, hw, sizes, generator, device):
+    "Yield from `draw_augmentation` for batches of these sizes; for an accelerator, with one copy for all"
+    if device.type == 'cpu':
+        for n in sizes: yield draw_augmentation(task, n, *hw, generator)
+        return
+    sizes = list(sizes)
+    uniform = [torch.rand(n, len(_DRAWS), generator=generator) for n in sizes]
+    on_device = torch.cat(uniform).to(device).split(sizes)
+    for u, u_device in zip(uniform, on_device):
+        draws = _decide(task, *hw, u_device)
+        if task.random_blur < 1: draws['blur_counts'] = _decide(task, *hw, u)['blur'].bincount(minlength=8).tolist()
+        yield draws
+
 # %% ../nbs/12_vision.ipynb #63c24814
+_BATCHES_AT_ONCE = 4096   # their order and draws are copied to an accelerator together
+
 class _ImageBatches:
     "What `ImageDL` has beyond fastai's `TfmdDL`"
     def __init__(self, dataset, bs=64, shuffle=False, num_workers=0, task=None, streams=None, hw=None, epoch=0, **kw):
@@ -476,24 +550,30 @@ class _ImageBatches:
 
     def _make_batches(self, samples, generator, drop_last=False):
         "Yield batches of `samples`, prepared and, if for training, augmented with draws of `generator`"
-        from fastai.torch_core import TensorCategory
         from fastcore.basics import chunked
-        ds = self.dataset
-        def read(rows): return np.asarray(ds.x[ds.idx[rows]])
-        chunks = chunked(samples, self.bs or 1, drop_last)
-        streamed = isinstance(ds.x, StreamedImages)
-        for rows, x in (_read_ahead(read, chunks) if streamed else ((rows, read(rows)) for rows in chunks)):
-            x = self._show(torch.from_numpy(x).to(self.device, non_blocking=True), generator)
-            yield (x,) if ds.y is None else (x, TensorCategory(torch.from_numpy(ds.y[rows]).to(self.device)))
+        chunks = chunked(samples, self.bs or 1, drop_last)   # may be endless: `show_batch(unique=True)`
+        while block := list(itertools.islice(chunks, _BATCHES_AT_ONCE)): yield from self._make_block(block, generator)
 
-    def _show(self, x, generator):
+    def _make_block(self, chunks, generator):
+        "Yield a batch for each chunk of rows"
+        from fastai.torch_core import TensorCategory
+        device = torch.device(self.device or 'cpu')
+        batches = _batches_in_memory(self.dataset, chunks)
+        if device.type != 'cpu': batches = _batches_on_device(self.dataset, chunks, device)
+        augmented = self.dataset.split_idx == 0 and is_augmented(self.task)
+        draws = _draw_batches(self.task, self.hw, map(len, chunks), generator, device) if augmented else None
+        for x, y in batches:
+            x = self._show(x, next(draws) if augmented else None)
+            yield (x,) if y is None else (x, TensorCategory(y))
+
+    def _show(self, x, draws):
         "Return uint8 images as the network sees them"
         from fastai.torch_core import TensorImage, TensorImageBW
         task, (h, w) = self.task, self.hw
         x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
-        if self.dataset.split_idx == 0 and is_augmented(task):
+        if draws is not None:
             x = prepare_images(task, x, size_before_crop(h, task), size_before_crop(w, task))
-            x = augment_images(task, x, h, w, draw_augmentation(task, len(x), h, w, generator))
+            x = augment_images(task, x, h, w, draws)
         else: x = prepare_images(task, x, h, w)
         return (TensorImage if x.shape[1] == 3 else TensorImageBW)(x.contiguous())
 

@@ -502,6 +502,20 @@ class Wiring:
         names = [p.name for p in self.layers]
         return pd.DataFrame((writes @ reads.T).toarray() > 0, index=names, columns=names)
 
+    def consecutive(self) -> list[tuple[WiredPart, WiredPart]]:  # Each layer, and the next one
+        "Pair each layer with the first one after it that reads it; of layers that are added, the deepest counts"
+        reads = np.triu(self.reads().to_numpy(), 1)   # in the order of use: what is read later
+        depth = np.zeros(len(reads), int)             # layers on the longest way from the input
+        for j in range(len(reads)): depth[j] = 1 + depth[reads[:, j]].max(initial=0)
+        writes = self._incidence(self.ends_of(p) for p in self.layers)
+        added = (writes @ writes.T).toarray() > 0
+        next_layer = np.where(reads.any(1), reads.argmax(1), -1)
+        kept = []
+        for i in np.argsort(-depth, kind='stable'):
+            rivals = [k for k in kept if next_layer[k] == next_layer[i] and added[i, k]]
+            if next_layer[i] >= 0 and not rivals: kept.append(i)
+        return [(self.layers[i], self.layers[next_layer[i]]) for i in sorted(kept)]
+
     def table(self) -> pd.DataFrame:  # One row per layer
         "Who writes and who reads what each layer writes, and what cannot be counted"
         writes = self._incidence(self.ends_of(p) for p in self.layers)

@@ -10,7 +10,7 @@ os.environ.setdefault('MPLBACKEND', 'Agg')      # no test opens a window
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # small tensors: more threads only wait for each other
 
 MARKERS = {
-    'slow': 'a browser, kills, several processes or a memory limit; `make test-fast` leaves it out',
+    'slow': 'a browser, kills, several processes, commands or a memory limit; `make test-fast` leaves it out',
     'data': 'needs the images and weights in the folder that REINIT_DATA names',
 }
 

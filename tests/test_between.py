@@ -38,6 +38,7 @@ from reinit_nb.between import (
 from reinit_nb.core import ReinitError, Streams
 from reinit_nb.frozen import frozen_totals, mutually_frozen
 from reinit_nb.models import model
+from reinit_nb.path import Before
 
 
 def mlp():
@@ -140,7 +141,8 @@ def trained():
 
 WHAT_CHANGES = {'none': set(), 'dirac': {1, 2, 3, 4, 'head'}, 'LW': {1, 2, 3, 4, 'head'}, 'FC': {'head'},
                 'LLF': {3, 4, 'head'},
-                'shrink': {1, 2, 3, 4, 'head'}, 'rescale': {1, 2, 3, 4, 'head'}, 'fresh': {1, 2, 3, 4, 'head'}}
+                'shrink': {1, 2, 3, 4, 'head'}, 'rescale': {1, 2, 3, 4, 'head'}, 'fresh': {1, 2, 3, 4, 'head'},
+                'FIRE': {1, 2, 3, 4, 'head'}}
 
 @pytest.mark.parametrize('name', INTERVENTIONS)
 def test_what_changes(name):
@@ -343,3 +345,28 @@ def test_wrong_sparsity():
 def test_lazy_layers_are_refused():
     m = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
     with pytest.raises(ReinitError, match='has no shape yet'): dirac_reset(m)
+
+def test_dirac_reset_of_normalization_weights():
+    "gamma: weights of normalization layers become 1, and biases, also those of normalizations, stay"
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weird, self.gamma = nn.Linear(4, 4), nn.LayerNorm(4)   # names do not decide
+            self.norm = nn.Linear(4, 4)
+            self.batch, self.plain = nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False)
+        def forward(self, x): return self.plain(self.batch(self.norm(self.gamma(self.weird(x)))))
+    net = Named()
+    with torch.no_grad():
+        for p in net.parameters(): p.normal_()
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    log = dirac_reset(net, .3, 'gamma').set_index('parameter')
+    after = dict(net.named_parameters())
+    for n in ('gamma.weight', 'batch.weight'): assert torch.equal(after[n], torch.ones(4))
+    for n in ('gamma.bias', 'batch.bias', 'weird.bias', 'norm.bias'): assert torch.equal(after[n], before[n])
+    for n in ('weird.weight', 'norm.weight'): assert torch.allclose(after[n], before[n] + .3 * torch.eye(4))
+    assert log.kind.to_dict() == {n: 'gamma' if n in ('gamma.weight', 'batch.weight') else 'dirac' if 'weight' in n
+                                  else 'kept' for n in before}
+    bare = nn.LayerNorm(3)
+    nn.init.zeros_(bare.weight)
+    dirac_reset(nn.Sequential(nn.Linear(3, 3), bare), .1, 'gamma')
+    assert torch.equal(bare.weight, torch.ones(3)) and Before('dirac', one_d='gamma').one_d == 'gamma'

@@ -8,7 +8,7 @@ import torchvision.models as tv
 from example_models import image, mlp, named, seeded, small_mobilenet, small_vit
 from torch import nn
 
-from reinit_nb.blocks import blocks, select_modules, trace_outputs, weight_norms, weight_norms_table
+from reinit_nb.blocks import blocks, select_modules, trace_outputs
 from reinit_nb.core import ReinitError
 
 
@@ -245,13 +245,33 @@ def test_table():
     assert t['output'].tolist() == ['4×14×14', '6×6×6', '5']
     assert 'block2' in repr(b) and '<table' in b._repr_html_()
 
-# ---------------------------------------------------------------- norms of weights
+# ---------------------------------------------------------------- modules in several blocks
 
-def test_norms():
-    m = named()
-    b = blocks(m)
-    first = weight_norms(b)
-    assert set(first) == {n for n, p in m.named_parameters() if p.ndim > 1}
-    with torch.no_grad(): m.block2[0].weight.mul_(2)
-    t = weight_norms_table(b, first)
-    assert list(t['block']) == ['block1', 'block1', 'block2', 'head'] and t['ratio'].round(5).tolist() == [1, 1, 2, 1]
+class Layer(nn.Module):
+    def __init__(self, position):
+        super().__init__()
+        self.position, self.linear = position, nn.Linear(4, 4)
+
+    def forward(self, x): return self.linear(self.position(x)).relu()
+
+class Shared(nn.Module):
+    "A module by itself and inside the blocks that use it, as in CoaT"
+    def __init__(self):
+        super().__init__()
+        self.position1, self.position2 = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.stage1 = nn.ModuleList([Layer(self.position1), Layer(self.position1)])
+        self.stage2 = nn.ModuleList([Layer(self.position2), Layer(self.position2)])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        for layer in (*self.stage1, *self.stage2): x = layer(x)
+        return self.head(x)
+
+def test_shared_module():
+    for x in (None, (2, 4)):
+        b = blocks(Shared(), x=x)
+        assert b.names == ['stage1.0', 'stage2.0'] and [block.last for block in b] == ['stage1.1', 'stage2.1']
+        assert b.part_of('position1') is b[1] and b.part_of('position2') is b[2]
+        every = [n for part in b.parts for n in part.params]
+        assert sorted(every) == sorted(n for n, _ in b.model.named_parameters())
+    with pytest.raises(ReinitError, match='one and the same parameter'): blocks(Shared(), ['stage1.0', 'stage1.1'])

@@ -683,6 +683,7 @@ def test_weights_of_lw_load_anywhere(tmp_path):
     x = torch.randn(3, 1, 8, 8)
     assert all(torch.equal(o.model.eval()(x), a.model.eval()(x)) for o in (b, c))
 
+@pytest.mark.filterwarnings("ignore:Saved file doesn't contain an optimizer state")   # `b` was not trained
 def test_a_state_belongs_to_its_weights(tmp_path):
     a, b, c = (tiny(loaders(2, 2), path=tmp_path) for _ in range(3))
     a.add_cb(METHODS['WELSCallback']())

@@ -1,4 +1,4 @@
-"The commands: `reinit_repro` at smoke scale, `reinit_claims`, `reinit_report`, `reinit_frozen`"
+"The commands: `reinit_repro` at smoke scale, `reinit_claims`, `reinit_report`, `reinit_frozen`, `reinit_data`"
 
 import json
 import os
@@ -12,9 +12,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torchvision
 
 from reinit_nb import __version__, cli
 from reinit_nb.claims.scorecard import PAPER_NAMES, effect_text, sample_text, shipped_scorecard
@@ -27,10 +29,14 @@ from reinit_nb.cli import (
     claim_files,
     claim_lines,
     claims_parser,
+    data_parser,
     frozen_parser,
+    health_parser,
     marker_text,
     reinit_claims,
+    reinit_data,
     reinit_frozen,
+    reinit_health,
     reinit_report,
     reinit_repro,
     report_parser,
@@ -50,6 +56,8 @@ COMMANDS = dict(
     reinit_frozen=(reinit_frozen, frozen_parser),
     reinit_claims=(reinit_claims, claims_parser),
     reinit_report=(reinit_report, report_parser),
+    reinit_data=(reinit_data, data_parser),
+    reinit_health=(reinit_health, health_parser),
 )
 ENV = {key: value for key, value in os.environ.items() if key not in ('REINIT_RUNS', 'REINIT_SCALE')}
 ENV |= dict(OMP_NUM_THREADS='1', PYTHONIOENCODING='utf-8')
@@ -139,7 +147,7 @@ def test_run_prints_tables_and_verdicts(done):
     for value in table1['mean']:
         assert f'{value:.1f} ±' in printed
     for claim in ('R1', 'R2', 'R3'):
-        assert re.search(rf'[✅❌➖] {claim} ', printed)
+        assert re.search(rf'[✅❌≈?] {claim} ', printed)
     assert 'smoke run' in printed
 
 
@@ -218,7 +226,7 @@ def test_claim_runs_only_its_files(monkeypatch, capsys):
     assert reinit_repro(['--claim', 'Z1', '--scale', 'smoke', '--out', 'o', '--runs', 'kept']) == 0
     assert [path.name for path in Path('o').glob('*.csv')] == ['frozen_weights_eigenvalues_smoke.csv']
     printed = capsys.readouterr().out
-    assert re.search('[✅❌➖] Z1 ', printed) and ' Z2 ' not in printed
+    assert re.search('[✅❌≈?] Z1 ', printed) and ' Z2 ' not in printed
     assert 'frozen_weights_decays_smoke.csv is missing' in Path('o/index.html').read_text(encoding='utf-8')
 
 
@@ -463,6 +471,46 @@ def test_frozen_counts(counted):
     assert readers[0]['next'] == 'block2.conv'
 
 
+def test_frozen_lists_filters_of_consecutive_layers(counted):
+    network = torchvision.models.resnet18(num_classes=4)
+    with torch.no_grad():
+        network.conv1.weight[[2, 7]] *= 1e-6
+        network.layer1[0].conv1.weight[:, [2, 7]] *= 1e-6
+    torch.save(network.state_dict(), 'net.pth')
+    printed = counted('--arch', 'resnet18', '--weights', 'net.pth', '--size', '64').out
+    size = 2 * (3 * 49 + 64 * 9)
+    assert f'Pairs of consecutive layers: 2 of 3904 filters are frozen (0.05%), {size} weights' in printed
+    lines = [line.split() for line in printed.splitlines() if line.startswith('conv1')]
+    assert [line[1] for line in lines] == ['2', '7'] and all(line[5] == 'layer1.0.conv1' for line in lines)
+    assert 'Channels: 0 of 4800 filters are mutually frozen' in printed          # the stream is read again
+    found = json.loads(counted('net.pth', '--arch', 'resnet18', '--size', '64', '--json').out)
+    assert found['pairs']['frozen'] == 2 and [o['filter'] for o in found['filters']] == [2, 7]
+    assert found['filters'][0]['gamma'] == 1 and found['filters'][0]['column'] < 1e-3
+
+
+def test_frozen_counts_what_a_part_has(counted):
+    "An .npz with some layers, and normalizations folded into the convolutions"
+    network = torchvision.models.resnet18().eval()
+    modules = dict(network.named_modules())
+    arrays = {}
+    for name, conv in modules.items():
+        if not isinstance(conv, torch.nn.Conv2d) or name.startswith(('layer3', 'layer4')): continue
+        norm = modules[name[:-1] + '1' if 'downsample' in name else name.replace('conv', 'bn')]
+        fused = torch.nn.utils.fuse_conv_bn_eval(conv, norm)
+        arrays |= {f'folded.{name}.weight': fused.weight.detach(), f'folded.{name}.bias': fused.bias.detach()}
+    arrays['folded.conv1.weight'][5] = 0
+    arrays['folded.layer1.0.conv1.weight'][:, 5] = 0
+    np.savez('part.npz', **arrays)
+    printed = counted('--weights', 'part.npz', '--arch', 'resnet18', '--size', '64').out
+    filters = 5 * 64 + 3 * 128                                     # nothing reads the last convolution
+    assert f'1 of {filters} filters are frozen (0.14%), {3 * 49 + 64 * 9} weights' in printed
+    assert 'conv1      5' in printed
+    whole = {k: v for k, v in network.state_dict().items() if 'layer4' not in k}
+    torch.save(whole, 'cut.pth')
+    assert reinit_frozen(['cut.pth', '--arch', 'resnet18']) == 2                 # a checkpoint should be complete
+    assert reinit_frozen(['cut.pth', '--weights', 'part.npz', '--arch', 'resnet18']) == 2
+
+
 def test_frozen_exit_codes(counted):
     torch.save(partly_frozen().state_dict(), 'net.pth')
     counted('net.pth', *SCNN, '--max-share', '0.5')
@@ -512,6 +560,114 @@ def test_frozen_wrong_input(argv, message, capsys):
     last = printed.err.splitlines()[-1]
     assert printed.out == '' and last.startswith('reinit_frozen: ') and message in last
     assert not Path('evil').exists()
+
+
+# ---------------------------------------------------------------- before a run
+
+
+def test_dry_run_runs_nothing(done, monkeypatch, capsys):
+    "What is stored, what is left and how long it takes; nothing is written"
+    folder, _ = done
+    argv = ['synthetic', 'reinit_tables', '--scale', 'smoke', '--dry-run', '--json']
+    assert reinit_repro([*argv, '--runs', 'new']) == 0
+    fresh = json.loads(capsys.readouterr().out)
+    assert [row['file'] for row in fresh['files']] == list(get_study('synthetic').files)   # the tables train nothing
+    assert all(row['stored'] == 0 and row['hours'] is None for row in fresh['files'])   # nothing to go by
+    assert list(Path.cwd().iterdir()) == []
+    assert reinit_repro([*argv, '--runs', str(folder / 'kept')]) == 0
+    stored = json.loads(capsys.readouterr().out)
+    for row in stored['files']:
+        assert row['stored'] == row['runs'] > 0 and row['hours'] == 0
+        assert row['memory_mb'] > 50 and row['unit'] == 'core'
+    assert reinit_repro([*argv[:-1], '--seeds', '9', '--runs', str(folder / 'kept')]) == 0
+    printed = capsys.readouterr().out
+    assert 'Nothing was run' in printed and 'core-h' in printed and max(map(len, printed.splitlines())) <= 120
+
+
+def test_dry_run_at_other_scales(monkeypatch, capsys):
+    "Published results tell how long runs take at laptop scale, operations at paper scale; missing data is named"
+    monkeypatch.delenv('REINIT_DATA', raising=False)
+    monkeypatch.setenv('REINIT_CACHE', str(Path.cwd() / 'cache'))
+    assert reinit_repro(['reinit_cnn', '--dry-run', '--json']) == 0
+    told = json.loads(capsys.readouterr().out)
+    row = told['files'][0]
+    assert told['scale'] == 'laptop' and row['unit'] == 'core' and row['hours'] > 0
+    assert sum(r['missing'] for r in told['files']) == sum(told['missing'].values()) > 0
+    assert 0 < row['missing'] < row['runs']
+    assert reinit_repro(['reinit_cnn', '--dry-run', '--scale', 'paper']) == 0
+    printed = capsys.readouterr().out
+    assert 'GPU-h' in printed and "no data found for 'cars196'" in printed and 'reinit_data list' in printed
+
+
+@pytest.mark.parametrize('argv, message', [
+    (['--gpus', '0'], '--gpus=0 should be a whole number >= 1'),
+    (['--gpus', '99'], "gpus=99: there is no 'cuda:"),
+    (['--gpus', '1', '--workers', '2'], '--workers and --gpus exclude each other'),
+    (['--cluster', 'ray', '--workers', '2'], '--workers and --cluster exclude each other'),
+])
+def test_wrong_places(argv, message, capsys):
+    assert reinit_repro(['synthetic', '--scale', 'smoke', *argv]) == 2
+    assert message in capsys.readouterr().err
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_places_reach_the_sweep(monkeypatch, capsys):
+    given = []
+    def write_results(study, out, scale, seeds, files, **options):
+        given.append(options)
+        raise ReinitError('enough')
+    monkeypatch.setattr(common, 'write_results', write_results)
+    monkeypatch.setattr('reinit_nb.workers.device_list', lambda gpus: ['cuda:0'] * gpus)
+    argv = ['synthetic', '--scale', 'smoke']
+    for more in (['--gpus', '2'], ['--cluster', 'ray'], ['--cluster', '10.0.0.1:6379'], ['--workers', '3'], []):
+        assert reinit_repro([*argv, *more]) == 2
+    first = given[::len(get_study('synthetic').files)]   # of each call
+    places = [{k: v for k, v in o.items() if k not in ('store', 'show')} for o in first]
+    assert places == [dict(gpus=2), dict(cluster='ray'), dict(cluster=dict(address='10.0.0.1:6379')),
+                      dict(workers=3), {}]
+
+
+# ---------------------------------------------------------------- datasets
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    "A machine without images, and without a network"
+    monkeypatch.delenv('REINIT_DATA', raising=False)
+    monkeypatch.setenv('REINIT_CACHE', str(Path.cwd() / 'cache'))
+
+
+def test_list_of_datasets(no_data, capsys):
+    assert reinit_data(['list']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    assert 'scikit-learn' in rows['digits'] and 'reinit_data get' in rows['cifar10'] and 'by hand' in rows['cars196']
+    assert reinit_data(['list', '--json']) == 0
+    found = {row['name']: row for row in json.loads(capsys.readouterr().out)}
+    assert found['imagenet']['obtain'] == 'by hand' and found['mnist']['train'] == 60_000
+    assert not Path('cache').exists()   # looking changes nothing
+
+
+def test_get_what_is_here_and_what_cannot_be_had(no_data, capsys):
+    assert reinit_data(['get', 'digits']) == 0
+    assert capsys.readouterr().out == 'digits: is here already (scikit-learn)\n'
+    assert reinit_data(['get', 'digits', 'stanford_dogs']) == 1
+    printed = capsys.readouterr()
+    assert printed.out == 'digits: is here already (scikit-learn)\n' and 'train_list.mat' in printed.err
+    assert reinit_data(['get', 'digits', 'stanford_dogs', '--json']) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told['found'] == dict(digits='scikit-learn') and 'By hand' in told['failed']['stanford_dogs']
+
+
+@pytest.mark.parametrize('argv, message', [
+    (['get'], 'which datasets?'), (['get', 'cifar'], "did you mean 'cifar10'"), (['lst'], "did you mean 'list'"),
+    (['list', 'mnist'], 'did you mean get?'), ([], None)])
+def test_data_wrong_input(argv, message, no_data, capsys):
+    assert reinit_data(argv) == (0 if message is None else 2)
+    printed = capsys.readouterr()
+    if message is None: assert 'usage: reinit_data' in printed.out
+    else: assert message in printed.err and printed.err.count('\n') == 1
 
 
 # ---------------------------------------------------------------- what all commands share
@@ -655,10 +811,10 @@ def asked(capsys):
 def test_claims_in_120_columns(asked, scorecard):
     printed = asked('--paper', 'fourier')
     lines = printed.out.splitlines()
-    at = [i for i, line in enumerate(lines) if re.match('  [✅❌➖]', line)]
+    at = [i for i, line in enumerate(lines) if re.match('  [✅❌≈?]', line)]
     ids = [f'F{i}' for i in range(1, 8)]
     words = '|'.join(VERDICT_WORDS.values())
-    assert [re.match(rf'  [✅❌➖] (?:{words}) +(F\d)', lines[i])[1] for i in at] == ids
+    assert [re.match(rf'  [✅❌≈?] (?:{words})(?: †)? +(F\d)', lines[i])[1] for i in at] == ids
     judged = scorecard[scorecard.id.isin(ids)]
     for i, (_, claim) in zip(at, judged.iterrows()):
         assert effect_text(claim) in lines[i] and VERDICT_WORDS[claim.verdict] in lines[i]
@@ -678,12 +834,13 @@ def test_all_lines_fit():
     lines = claim_lines(shipped_scorecard()).splitlines()
 
     def width(line):
-        return len(line) + len(re.findall('[✅❌➖]', line))  # a sign takes two columns
+        return len(line) + len(re.findall('[✅❌≈?]', line))  # a sign takes two columns
 
     assert max(map(width, lines)) <= 120
-    assert sum(bool(re.match('  [✅❌➖]', line)) for line in lines) == 42
+    assert sum(bool(re.match('  [✅❌≈?]', line)) for line in lines) == 42
     claim = dict(paper='freezing', short='x' * 44, verdict='❌', value=-218.4, lo=-1e3, hi=1e3, unit='powers of 10')
-    claim |= dict(null=0.0, theirs_value=-100.0, measure='y' * 50, n=3, counts='seeds', over='settings', scale='laptop')
+    claim |= dict(null=0.0, theirs_value=-100.0, measure='y' * 50, n=3, counts='seeds', scale='laptop')
+    claim |= dict(old_runs=True, planned=12, needed=1234, cost=99.9)
     wide = pd.DataFrame([dict(id=f'C{i}') | claim for i in (1, 11)])
     assert max(map(width, claim_lines(wide).splitlines())) <= 120
 
@@ -721,7 +878,7 @@ def test_claims_filtered(asked):
         return json.loads(asked('--paper', 'fourier', *argv, '--json').out)['claims']
 
     verdicts = {claim['id']: claim['verdict'] for claim in found()}
-    for word, sign in (('holds', '✅'), ('fails', '❌'), ('undecided', '➖')):
+    for word, sign in (('holds', '✅'), ('fails', '❌'), ('equivalent', '≈'), ('undecided', '?')):
         wanted = [claim for claim, verdict in verdicts.items() if verdict == sign]
         for name in (word, sign):
             assert [claim['id'] for claim in found('--verdict', name)] == wanted

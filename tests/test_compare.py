@@ -17,10 +17,10 @@ from fastai.metrics import accuracy, error_rate
 from fastai.optimizer import SGD
 from scipy import stats as sps
 from torch import nn
-from torchvision.models import resnet18
+from torchvision.models.resnet import Bottleneck, ResNet
 
 import reinit_nb.path
-from reinit_nb.compare import Comparison, compare, comparison_runs
+from reinit_nb.compare import Comparison, compare, comparison_runs, differences_to
 from reinit_nb.core import ReinitError
 from reinit_nb.fc import LLFCallback
 from reinit_nb.lw import LayerwiseCallback
@@ -147,9 +147,16 @@ def test_few_pairs_have_no_p_value(result):
 
 def test_plot_shows_every_seed(result):
     ax = result.plot()
-    dots = [line for line in ax.lines if line.get_marker() == 'o']
     assert [o.get_text() for o in ax.get_yticklabels()] == ARMS[1:]
-    assert all(len(line.get_xdata()) == 2 for line in dots)
+    differences = differences_to(result)
+    dots = {name: sorted(o.get_offsets()[:, 0]) for name, o in zip(differences, ax.collections)}
+    assert dots == {name: pytest.approx(sorted(d)) for name, d in differences.items()}
+    summary = result.summary()
+    means = [line.get_xdata() for line in ax.lines if line.get_marker() == 'D'][0]
+    assert means == pytest.approx(summary['diff'][ARMS[1:]].to_numpy(float))
+    whiskers = [line.get_xdata() for line in ax.lines if line.get_marker() != 'D' and len(line.get_xdata()) > 2]
+    ends = [(np.nanmin(x), np.nanmax(x)) for x in whiskers]
+    assert np.array(ends) == pytest.approx(summary.loc[ARMS[1:], ['diff_lo', 'diff_hi']].to_numpy(float))
 
 def test_exact_tests():
     assert sign_test([1] * 5) == pytest.approx(.0625)
@@ -243,7 +250,7 @@ def test_loaders_of_torch():
 
 def test_a_torchvision_model():
     def make(seed):
-        net = resnet18(num_classes=10)
+        net = ResNet(Bottleneck, [1, 1, 1, 1], num_classes=10, width_per_group=8)   # a tenth of ResNet18
         net.conv1 = nn.Conv2d(1, 64, 3, padding=1, bias=False)
         return Learner(digits(seed), net, lr=.001, metrics=accuracy)
     result = quick_compare(make, partial(LayerwiseCallback, blocks=2))
@@ -292,6 +299,7 @@ def test_another_model_under_the_same_name_is_refused(tmp_path):
     with pytest.raises(ReinitError, match='use another name'): quick_compare(other, 'FC', **options)
     with pytest.raises(ReinitError, match='use another name'): quick_compare(other, 'DSD', **options)
 
+@pytest.mark.slow
 def test_workers(tmp_path):
     alone = quick_compare(seeds=2, controls=False)
     together = quick_compare(seeds=2, controls=False, workers=2)

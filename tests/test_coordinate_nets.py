@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from reinit_nb import coordinate_nets
 from reinit_nb.coordinate_nets import (
     COORDINATE_ACTS,
     SIGNALS,
@@ -134,6 +135,34 @@ def test_copies_are_independent():
     assert not torch.equal(copies(x)[0], stack(x)[1])
 
 # ---------------------------------------------------------------- labels
+
+def test_networks_live_where_they_are_told(monkeypatch):
+    "On the device of the run by default; the CPU gives the same bits whether it is named or not"
+    net = CoordinateNet('gaussian', .1, width=8, depth=2)
+    a, b = CoordinateStack(net, [0, 1]), CoordinateStack(net, [0, 1], device='cpu')
+    x = torch.linspace(-1, 1, 5)[:, None]
+    assert torch.equal(a(x), b(x))
+    assert {p.device.type for p in coordinate_net(net, device='meta').parameters()} == {'meta'}
+    monkeypatch.setattr(coordinate_nets, 'default_device', lambda device=None: torch.device(device or 'meta'))
+    stack = CoordinateStack(net, [0, 1])
+    assert {t.device.type for t in (*stack.W, *stack.b, stack.a)} == {'meta'}
+    assert {p.device.type for p in stack.member(1).parameters()} == {'meta'}
+    assert stack.copies([1]).a.device.type == 'meta'
+
+@pytest.mark.parametrize('opt', ['adam', 'momentum'])
+def test_optimizers_of_labels(opt):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    x, y = torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])
+    again = copy.deepcopy(net)
+    fit_labels(net, (x, y), epochs=3, until=2., lr=.01, bs=6, opt=opt)
+    update = torch.optim.Adam(again.parameters(), .01)
+    if opt == 'momentum': update = torch.optim.SGD(again.parameters(), .01, momentum=.9)
+    for _ in range(3):
+        update.zero_grad()
+        F.cross_entropy(again(x), y).backward()
+        update.step()
+    torch.testing.assert_close(net.weight, again.weight)
 
 def test_labels():
     y = torch.randint(7, (200,), generator=torch.Generator().manual_seed(0))

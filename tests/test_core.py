@@ -141,9 +141,9 @@ print(Outer(d='ä', e=(1, 2.5), inner=Inner(names=('x',))).hash)
 '''
 
 
-@pytest.mark.parametrize('hashseed', ['0', '12345'])
-def test_hash_does_not_depend_on_the_process(hashseed):
-    env = dict(os.environ, PYTHONHASHSEED=hashseed, PYTHONPATH=str(ROOT))
+def test_hash_does_not_depend_on_the_process():
+    other = '1' if os.environ.get('PYTHONHASHSEED') == '0' else '0'
+    env = dict(os.environ, PYTHONHASHSEED=other, PYTHONPATH=str(ROOT))
     command = [sys.executable, '-c', OTHER_ORDER]
     out = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
     assert out.stdout.strip() == Outer(d='ä', e=(1, 2.5), inner=Inner(names=('x',))).hash

@@ -1,6 +1,10 @@
 "Datasets: the catalog, the places where images come from, and files that are wrong or damaged"
 import os
 import pickle
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,7 +13,14 @@ from PIL import Image
 
 from reinit_nb import datasets
 from reinit_nb.core import ReinitError
-from reinit_nb.datasets import available_datasets, dataset_catalog, dataset_source, load_dataset
+from reinit_nb.datasets import (
+    available_datasets,
+    can_download,
+    dataset_catalog,
+    dataset_source,
+    download_dataset,
+    load_dataset,
+)
 from reinit_nb.vision import Task, image_dls, paper_tasks
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*torch.jit.script')
@@ -199,6 +210,47 @@ def test_torchvision(box, monkeypatch, name, fake, train, test):
         assert d.classes[0] == 'a'
         assert d.x_train[0].tolist() == [[0, 3], [1, 4], [2, 5]]
     if name == 'oxford_pet': fails(lambda: load_dataset(name, download=True), 'size')
+
+
+def test_a_dataset_is_downloaded_once(box, monkeypatch):
+    "Two that ask at once: one downloads, the other waits and finds it"
+    from torchvision import datasets as tv
+    calls, lock = [], threading.Lock()
+    class Slow:
+        def __init__(self, root, train=True, download=False):
+            if download:
+                with lock: calls.append(train)
+                time.sleep(.05)
+            elif not calls: raise RuntimeError('not found')
+    monkeypatch.setattr(tv, 'MNIST', Slow)
+    monkeypatch.setattr(datasets, 'dataset_source', lambda name: 'torchvision' if len(calls) == 2 else None)
+    with ThreadPoolExecutor(2) as pool: got = list(pool.map(download_dataset, ['mnist'] * 2))
+    assert sorted(got) == ['downloaded', 'torchvision'] and calls == [True, False]
+    assert not list((box.parent / 'cache').rglob('*.lock'))
+
+
+def test_what_torchvision_cannot_download(box):
+    can = {name for name in dataset_catalog().index if can_download(name)}
+    assert {'mnist', 'cifar10', 'svhn', 'oxford_pet', 'caltech101'} <= can
+    assert not can & {'imagenet', 'cars196', 'stanford_dogs', 'resisc45', 'digits'}
+    fails(lambda: download_dataset('cars196'), 'its download has ended')
+    fails(lambda: download_dataset('minst'), "did you mean 'mnist'?")
+    assert download_dataset('digits') == 'scikit-learn'
+
+
+def test_large_arrays_are_extracted_once(box, monkeypatch):
+    "Two that read a large file for the first time: one writes the cache, the other waits"
+    np.savez_compressed(box / 'own.npz', **arrays())
+    monkeypatch.setattr(datasets, 'MMAP_BYTES', 100)
+    real, written = shutil.copyfileobj, []
+    def copy(f, g, n):
+        written.append(g.name)
+        time.sleep(.02)
+        real(f, g, n)
+    monkeypatch.setattr(datasets.shutil, 'copyfileobj', copy)
+    def read(_): return datasets._npz_array(box / 'own.npz', 'x_train')
+    with ThreadPoolExecutor(2) as pool: a, b = pool.map(read, range(2))
+    assert len(written) == 1 and (a == b).all()
 
 
 # ---------------------------------------------------------------- wrong input

@@ -26,6 +26,8 @@ from reinit_nb.models import model
 from reinit_nb.probing import unwrap_model
 from reinit_nb.rounds import RoundCallback
 
+pytestmark = pytest.mark.slow
+
 MAKE = dict(
     LW=partial(METHODS['LW'], blocks=2), LWfreeze=partial(METHODS['LW'], blocks=2, freeze=True),
     WELSR=partial(METHODS['WELSR'], rounds=2), KELS=partial(METHODS['KELS'], rounds=2, opt_state='slice'),

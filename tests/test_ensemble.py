@@ -36,13 +36,13 @@ def test_whole_runs_of_table1_in_double_precision(method):
     "All 1,800 steps and nine rounds: accuracies, norms, signal and noise agree after every round"
     run = MLPRun(method, TASK, seed=5)
     assert run.rounds * run.steps == 1800
-    assert_same(run_mlps([run], dtype=torch.float64)[0], mlp_loop(run, torch.float64)[1], 1e-7)
+    assert_same(run_mlps([run], 'cpu', torch.float64)[0], mlp_loop(run, torch.float64)[1], 1e-7)
 
 @pytest.mark.parametrize('method', PAPER_METHODS)
 def test_single_precision_stays_close(method):
     "As far as rounding lets it: the norms of the layers to a tenth of a percent, over 450 steps"
     run = MLPRun(method, TASK, seed=6, steps=50)
-    for x, y in zip(run_mlps([run])[0], mlp_loop(run)[1]):
+    for x, y in zip(run_mlps([run], 'cpu')[0], mlp_loop(run)[1]):
         for k in ('norm1', 'norm2', 'norm3', 'signal', 'noise'): assert x[k] == pytest.approx(y[k], rel=1e-3)
 
 OPTIONS = [dict(momentum=.9), dict(opt='adam', lr=.01), dict(batch=48), dict(l2=.02),
@@ -57,7 +57,7 @@ OPTIONS = [dict(momentum=.9), dict(opt='adam', lr=.01), dict(batch=48), dict(l2=
 def test_every_option_against_torch(options):
     options = dict(steps=15, n_iter=2) | options
     runs = [MLPRun(m, TASK, seed=s, **options) for s in (1, 2) for m in PAPER_METHODS]
-    for run, rows in zip(runs, run_mlps(runs, dtype=torch.float64)):
+    for run, rows in zip(runs, run_mlps(runs, 'cpu', torch.float64)):
         assert_same(rows, mlp_loop(run, torch.float64)[1], 1e-7)
 
 def test_every_step_of_gradient_descent():

@@ -453,20 +453,6 @@ def test_plots():
 
 # ---------------------------------------------------------------- devices
 
-def test_double_precision_where_there_is_one():
-    assert fl.double_dtype('cpu') == fl.double_dtype(torch.device('cuda', 0)) == torch.float64
-    assert fl.double_dtype('mps') == torch.float32
-
-@pytest.mark.parametrize('measure', MEASURES)
-def test_nothing_but_the_cpu_needs_double_precision(measure, monkeypatch):
-    "On a device without float64 all sums on it are in single precision; here the CPU plays that device"
-    monkeypatch.setattr(fl, 'double_dtype', lambda device: torch.float32)
-    net, data = mlp(), sample()
-    got = MEASURES[measure](net, data)
-    monkeypatch.undo()
-    want = MEASURES[measure](net, data)
-    for c in want.select_dtypes('number'): assert np.allclose(got[c], want[c], rtol=1e-4, atol=1e-6), c
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 @pytest.mark.parametrize('measure', MEASURES)
 def test_data_are_brought_to_the_model(measure):

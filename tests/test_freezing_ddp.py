@@ -23,6 +23,8 @@ from reinit_nb.freezing import FrozenLayersCallback, frozen_masks
 from reinit_nb.models import model
 from reinit_nb.prefix_cache import CachedPrefixCallback
 
+pytestmark = pytest.mark.slow
+
 ARGUMENTS = {
     'whole': dict(layers='block[12]'),
     'part': dict(layers='block1', share=0.5),

@@ -113,6 +113,7 @@ def test_kept_optimizer_state(name, tmp_path):
     check(tmp_path, Adam, lambda: [cbs()], (13, 20), every=3)
 
 
+@pytest.mark.slow
 def test_every_other_batch(tmp_path):
     steps = schedule('in parts')
     check(tmp_path, Adam, lambda: [FrozenLayersCallback(schedule=steps)], range(1, 24, 2), every=1)

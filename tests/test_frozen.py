@@ -36,6 +36,7 @@ from reinit_nb.frozen import (
     MutuallyFrozenCallback,
     dead_units,
     effective_rank,
+    frozen_filters,
     frozen_pairs,
     frozen_totals,
     mutually_frozen,
@@ -44,6 +45,7 @@ from reinit_nb.frozen import (
 )
 from reinit_nb.models import model
 from reinit_nb.wiring import layer_readers
+from reinit_nb.zoo import resnet18_imagenet_part, resnet50_imagenet
 
 
 def small_mlp(): return sequential(Dense(5, 6), nn.ReLU(), Dense(6, 4))
@@ -245,20 +247,20 @@ def test_consecutive_layers():
     zero_row(net[1], 1)
     shape = (1, 3, 9, 9)
     assert mutually_frozen(net, shape).set_index('layer').frozen.to_dict() == {'0': 1, '1': 1, '3': 0}
-    df = mutually_frozen(net, shape, norms=False)
+    df = mutually_frozen(net, shape, rule='layers')
     assert df.layer.tolist() == ['0', '3'] and df.frozen.tolist() == [1, 0]
     assert df.double.tolist() == [28, 45] and frozen_totals(df).weights[0] == 4 * 28 + 5 * 37
     plain = CASES['conv'][0]()
     zero_row(plain[0], 2)
     zero_column(plain[2], 2)
-    assert mutually_frozen(plain, shape, norms=False).equals(mutually_frozen(plain, shape))      # nothing to leave out
+    assert mutually_frozen(plain, shape, rule='layers').equals(mutually_frozen(plain, shape))   # nothing to leave out
 
 def test_consecutive_layers_of_a_stream():
     net = frozen_resnet()
-    df = mutually_frozen(net, norms=False).set_index('layer')
+    df = mutually_frozen(net, rule='layers').set_index('layer')
     assert df.frozen[['layer1.0.conv1', 'layer3.1.conv1', 'layer4.1.conv2']].tolist() == [2, 2, 0]
     for conv in (net.layer4[0].conv2, net.layer4[0].downsample[0], net.layer4[1].conv2): zero_row(conv, 3)
-    df = mutually_frozen(net, norms=False).set_index('layer')
+    df = mutually_frozen(net, rule='layers').set_index('layer')
     assert df.frozen[['layer4.0.conv2', 'layer4.0.downsample.0', 'layer4.1.conv2']].tolist() == [1, 1, 1]
     torch.manual_seed(0)
     preactivation = Preactivation()
@@ -266,9 +268,9 @@ def test_consecutive_layers_of_a_stream():
     zero_row(preactivation.c1, 1)
     zero_column(preactivation.c1, 1)
     shape = (1, 3, 8, 8)
-    assert mutually_frozen(preactivation, shape, norms=False).frozen.sum() == 0                   # fc still reads it
+    assert mutually_frozen(preactivation, shape, rule='layers').frozen.sum() == 0                   # fc still reads it
     zero_column(preactivation.fc, 1)
-    assert mutually_frozen(preactivation, shape, norms=False).frozen.tolist() == [1, 1, 0]
+    assert mutually_frozen(preactivation, shape, rule='layers').frozen.tolist() == [1, 1, 0]
 
 def test_pair_by_pair():
     "Each layer with each of its readers, against loops over rows and columns"
@@ -290,7 +292,7 @@ def test_pair_by_pair():
             assert found.frozen == (row & column).sum()
             assert found.double == found.frozen * (net.get_submodule(writer).weight[0].numel() + m.weight[:, 0].numel())
     assert df.frozen.sum() == 2 + 1 + 2                                # not all readers of the streams are small
-    assert mutually_frozen(net, norms=False).frozen.sum() == 1
+    assert mutually_frozen(net, rule='layers').frozen.sum() == 1
     for case, (make, shape, writer, reader, channels, positions, size) in CASES.items():
         if 'norm' in case and case not in ('fixed norm',): continue
         small = make()
@@ -299,6 +301,120 @@ def test_pair_by_pair():
             zero_column(small.get_submodule(reader), i, positions)
         df = frozen_pairs(small, shape)
         assert df.frozen.sum() == len(channels) and df.double.sum() == size * len(channels), case
+
+def naive_pairs(layers, cutoff=1e-2):
+    "Section 6.2 in loops: filters and double-frozen weights of (layer, next layer) pairs, without biases"
+    filters = weights = 0
+    for a, b in layers:
+        for i in range(len(a.weight)):
+            row, column = a.weight[i].detach(), b.weight[:, i].detach()
+            if row.norm() < cutoff and column.norm() < cutoff:
+                filters += 1
+                weights += row.numel() + column.numel()
+    return filters, weights
+
+def residual_sequence(net):
+    "The convolutions of a torchvision ResNet and its classifier as (layer, next layer), without the shortcuts"
+    convs = [m for n, m in net.named_modules() if isinstance(m, nn.Conv2d) and 'downsample' not in n]
+    layers = [*convs, net.fc]
+    return list(zip(layers, layers[1:]))
+
+@pytest.mark.parametrize('arch', ['resnet18', 'resnet50'])
+@pytest.mark.parametrize('seed', [0, 1])
+def test_pairs_of_consecutive_layers_against_loops(arch, seed):
+    torch.manual_seed(seed)
+    net = torchvision.models.get_model(arch, num_classes=7)
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for m in net.modules():
+            if not isinstance(m, (nn.Conv2d, nn.Linear)): continue
+            m.weight[torch.rand(len(m.weight), generator=g) < .3] *= 1e-5
+            m.weight[:, torch.rand(m.weight.shape[1], generator=g) < .3] *= 1e-5
+            if m.bias is not None: m.bias.zero_()
+    expected = naive_pairs(residual_sequence(net))
+    df = mutually_frozen(net, (1, 3, 64, 64), rule='pairs')
+    assert expected[0] > 100 and (df.frozen.sum(), df.double.sum()) == expected
+    assert frozen_totals(df).filters[0] == sum(len(a.weight) for a, _ in residual_sequence(net))
+    assert not df[df.layer.str.contains('downsample')].countable.any()      # a shortcut is not in the sequence
+    listed = frozen_filters(net, (1, 3, 64, 64))
+    assert len(listed) == expected[0] and (listed.row < 1e-2).all() and (listed.column < 1e-2).all()
+    modules = dict(net.named_modules())
+    for o in listed.iloc[::37].itertuples():
+        assert np.isclose(o.row, modules[o.layer].weight[o.filter].detach().norm(), rtol=1e-4)
+        assert np.isclose(o.column, modules[o.next].weight[:, o.filter].detach().norm(), rtol=1e-4)
+        norm = modules[o.layer.replace('conv', 'bn')]
+        assert (o.gamma, o.beta) == (float(norm.weight[o.filter]), float(norm.bias[o.filter]))
+    assert mutually_frozen(net, (1, 3, 64, 64), cutoff=1e-9, rule='pairs').double.sum() == 0
+
+@pytest.mark.parametrize('case', [k for k in CASES if 'norm' not in k])
+def test_one_writer_and_one_reader_each_way_the_same(case):
+    "Without normalizations and streams all rules agree"
+    make, shape, writer, reader, channels, positions, size = CASES[case]
+    net = make()
+    for i in channels:
+        zero_row(net.get_submodule(writer), i)
+        zero_column(net.get_submodule(reader), i, positions)
+    df = mutually_frozen(net, shape, rule='pairs')
+    assert df.frozen.sum() == len(channels) and df.double.sum() == size * len(channels)
+
+def test_triple_by_pairs():
+    "Column i of the layer after the next"
+    net = sequential(Dense(5, 6), nn.ReLU(), Dense(6, 7), nn.ReLU(), Dense(7, 3))
+    zero_row(net[0], 1)
+    zero_column(net[2], 1)
+    assert mutually_frozen(net, (1, 5), rule='pairs').triple.sum() == 0
+    zero_column(net[4], 1)
+    df = mutually_frozen(net, (1, 5), rule='pairs')
+    assert df.triple.tolist() == [6, 7, 3] == mutually_frozen(net, (1, 5)).triple.tolist()
+    assert df.equals(mutually_frozen(net, (1, 5)))
+
+def test_concatenated_branches_all_count():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.a, self.b, self.mix = Conv(3, 4, 1), Conv(4, 5, 1), Conv(4, 6, 1), Conv(11, 2, 1)
+        def forward(self, x):
+            h = self.stem(x).relu()
+            return self.mix(torch.cat([self.a(h), self.b(h)], 1).relu())
+    net = Branches()
+    zero_row(net.b, 2)
+    zero_column(net.mix, 5 + 2)
+    df = mutually_frozen(net, (1, 3, 4, 4), rule='pairs').set_index('layer')
+    assert df.countable.to_dict() == dict(stem=4, a=5, b=6, mix=0)
+    assert df.frozen.to_dict() == dict(stem=0, a=0, b=1, mix=0)
+
+def test_unknown_rule():
+    with pytest.raises(ReinitError, match='rule'): mutually_frozen(small_mlp(), (1, 5), rule='rows')
+    with pytest.raises(ReinitError, match='rule'): MutuallyFrozenCallback(rule='rows')
+
+def test_callback_counts_pairs():
+    net = small_mlp()
+    zero_row(net[0], 1)
+    zero_column(net[2], 1)
+    cb = MutuallyFrozenCallback(rule='pairs')
+    learn = learner(net, cb)
+    with learn.no_logging(): learn.fit(1)
+    assert cb.totals.frozen.tolist()[0] == 1
+
+@pytest.mark.data
+def test_frozen_filters_of_the_keras_resnet50():
+    "Section 6.2 on the network that the paper counts: 7 filters, 3,136 weights"
+    net = resnet50_imagenet()
+    df = mutually_frozen(net, (1, 3, 64, 64), rule='pairs')
+    assert (df.frozen.sum(), df.double.sum()) == naive_pairs(residual_sequence(net)) == (7, 3136)
+    assert mutually_frozen(net, (1, 3, 64, 64)).frozen.sum() == 0           # by channels, with normalizations
+
+@pytest.mark.data
+def test_dead_filters_of_torchvisions_resnet18():
+    "Eight of 64 stem filters, 5,784 weights"
+    net = resnet18_imagenet_part()
+    listed = frozen_filters(net, (1, 3, 64, 64))
+    assert listed.layer.unique().tolist() == ['conv1'] and listed.next.unique().tolist() == ['layer1.0.conv1']
+    assert listed['filter'].tolist() == [2, 4, 7, 9, 13, 36, 38, 48]
+    assert listed.row.max() < 1e-4 and listed.column.max() < 1e-4
+    df = mutually_frozen(net, (1, 3, 64, 64), rule='pairs')
+    assert (df.frozen.sum(), df.double.sum()) == (8, 5784)
+    assert mutually_frozen(net, (1, 3, 64, 64)).frozen.sum() == 0           # the stream is written and read again
 
 def test_pairs_by_hand_agree_with_the_trace():
     columns = ['layer', 'frozen', 'double', 'triple', 'distinct']

@@ -13,7 +13,7 @@ from reinit_nb.studies import spectra
 
 
 def smoke_run(how, **kw):
-    run = next(r for r in study.intervention_runs('smoke') if r.how == how)
+    run = next(r for r in study.intervention_runs('smoke', hows=study.CONTINUATIONS) if r.how == how)
     return run.replace(**(dict(epochs=2, looked=8) | kw))
 
 def same_parameters(net, state): return all(torch.equal(v, state[k]) for k, v in net.named_parameters())
@@ -61,6 +61,14 @@ def test_runs_live_on_the_default_device(monkeypatch):
     study.run_interventions([smoke_run('nothing')])
     assert len(asked) >= 3      # the network, and each of two stretches
 
+def test_restarts_are_the_control_with_the_rounds_of_lw():
+    control, restart, lw = (smoke_run(h) for h in ('nothing', 'restart', 'LW'))
+    assert restart.replace(how='nothing') == control
+    assert [r.how for r in study.intervention_restarts('smoke')] == ['restart'] * 2
+    assert 'restart' not in {r.how for r in study.intervention_runs('smoke')}
+    (cb,), (other,) = (study._continuation_callbacks(r) for r in (restart, lw))
+    assert cb.rounds == other.blocks == restart.rounds
+
 WRONG = [(dict(how='frozzen'), "did you mean 'frozen'"), (dict(rounds=0), 'rounds=0'), (dict(probes=1), 'probes=1'),
          (dict(reset=0.), 'reset=0'), (dict(how='LW', rounds=9, epochs=8), 'epochs=8 should be 9 or more')]
 
@@ -75,7 +83,7 @@ def test_ratios_are_taken_seed_by_seed():
     df = pd.DataFrame(rows)
     t = study.ratios_to_control(df, ['width'])
     lw = t[t.how == 'LW']
-    assert len(t) == 8 and np.allclose(lw.ratio, 2, rtol=.02)
+    assert len(t) == 2 * (len(study.CONTINUATIONS) - 1) and np.allclose(lw.ratio, 2, rtol=.02)
     assert (lw.lo > 1.9).all() and (lw.hi < 2.1).all()
     assert len(study.plot_ratios_to_control(t)) == 1
     assert len(study.ratios_to_control(df[df.seed == 0], ['width'])) == 0    # one seed has no interval

@@ -25,7 +25,7 @@ from reinit_nb.freezing import (
     gradual_unfreezing,
 )
 from reinit_nb.models import model
-from reinit_nb.prefix_cache import CachedPrefixCallback, batch_dependence, cached_prefix, clean_cuts, frozen_prefix
+from reinit_nb.prefix_cache import CachedPrefixCallback, cached_prefix, clean_cuts, frozen_prefix
 from reinit_nb.vision import Task, image_dls
 
 # ---------------------------------------------------------------- cuts
@@ -378,19 +378,6 @@ def test_lr_find_with_the_cache(tmp_path):
             learn.lr_find(num_it=10, show_plot=False)
         outs.append([float(loss) for loss in learn.recorder.losses])
     assert outs[0] == outs[1]
-
-
-def test_batch_dependence():
-    t = batch_dependence(nn.Sequential(nn.Linear(6, 8)).double(), torch.randn(40, 6).double(), 8, (8, 4))
-    assert t['size'].tolist() == [8, 4]
-    assert t.images.tolist() == [24, 12]
-    assert (t.largest < 1e-12).all()
-
-    class Center(nn.Module):
-        def forward(self, x):
-            return x - x.mean(0)
-
-    assert batch_dependence(Center(), torch.randn(40, 6), 8, (8,)).differ[0] == 24
 
 
 def test_bits_that_depend_on_the_place():

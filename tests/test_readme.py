@@ -63,6 +63,7 @@ def python_blocks():
     return [text for lang, text in blocks(readme) if lang == 'python']
 
 
+@pytest.mark.slow
 def test_python_blocks_run(tmp_path):
     "All of them, in order, in one namespace and one new process, as a reader would paste them"
     file = tmp_path / 'readme.py'
@@ -180,6 +181,7 @@ def handler(cmd):
     return next((f for k, f in HANDLERS.items() if re.fullmatch(k, cmd)), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cmd', dict.fromkeys(commands(readme)))
 def test_commands(cmd, tmp_path, request):
     f = handler(cmd)
@@ -228,9 +230,9 @@ def test_one_example_of_ten_lines():
 def test_sections():
     heads = re.findall(r'^## (.+)$', readme, re.M)
     assert heads == [
-        'Try it',
-        'A first result',
-        'What holds',
+        'What is done to a network',
+        'What came out',
+        'Try it on your model',
         'Two commands',
         'Where to start',
         'Related packages',

@@ -13,7 +13,8 @@ from browser import needs_browser
 from published import RESULTS
 
 from reinit_nb.claims import scorecard as claims_scorecard
-from reinit_nb.claims.scorecard import effect_text, get_claim, paper_text, sample_text
+from reinit_nb.claims.scorecard import effect_text, get_claim, hours_text, paper_text, sample_text
+from reinit_nb.claims.verdict import VERDICT_WORDS
 from reinit_nb.cli import reinit_report, reinit_repro
 from reinit_nb.core import ReinitError
 from reinit_nb.ensemble import MLPRun
@@ -113,7 +114,7 @@ def test_every_claim_has_an_anchor_and_its_evidence(html):
 def test_small_parts():
     assert distinct_values([None, None]) == '–'
     verdicts = pd.DataFrame(dict(verdict=['✅', '', '✅']))
-    assert count_verdicts(verdicts) == {'✅': 2, '❌': 0, '➖': 0}
+    assert count_verdicts(verdicts) == {'✅': 2, '❌': 0, '≈': 0, '?': 0}
 
 
 def test_wrong_folders(tmp_path):
@@ -180,7 +181,7 @@ def test_part_of_the_results(tmp_path):
     assert f'<h3>{get_study("freezing").title}</h3>' not in html
     verdicts = shown_verdicts(html)
     judged = {'R1', 'R2', 'R3', 'R4', 'R5', 'F4'}
-    assert {verdicts[claim] for claim in judged} <= {'holds', 'fails', 'undecided'}
+    assert {verdicts[claim] for claim in judged} <= {'holds', 'fails', 'equivalent', 'undecided'}
     assert {verdict for claim, verdict in verdicts.items() if claim not in judged} == {'not judged'}
 
 
@@ -402,19 +403,23 @@ def test_opens_without_complaints(report_file, browser):
 
 @needs_browser
 def test_claims_are_those_of_the_scorecard(opened, scorecard):
-    "Every row: verdict, value with interval, what was measured, the paper's number, n and scale"
+    "Every row: outcome, value with interval, what was measured, the paper's number, n and scale"
     table = cells(opened, 'All claims').set_index('claim')
-    words = {'✅': 'holds', '❌': 'fails', '➖': 'undecided'}
     assert list(table.index) == list(scorecard.id)
     for _, claim in scorecard.iterrows():
         row = table.loc[claim.id]
         if not claim.n:
-            assert (row.verdict, row['ours [95%]'], row.n) == ('not judged', '–', '–'), claim.id
+            assert (row.outcome, row['ours [95%]'], row.n) == ('not judged', '–', '–'), claim.id
             continue
-        assert row.verdict == words[claim.verdict], claim.id
-        assert row['ours [95%]'] == f'{effect_text(claim)} {claim.measure}'.strip(), claim.id
-        assert row.n == sample_text(claim).replace(', ', ' ', 1), claim.id
+        assert row.outcome == VERDICT_WORDS[claim.verdict], claim.id
+        delta = '' if pd.isna(claim.delta) else f'; δ = {claim.delta:g}'
+        shown = '–' if pd.isna(claim.value) else f'{effect_text(claim)} {claim.measure}{delta}'
+        assert row['ours [95%]'] == shown, claim.id
+        spent = '' if pd.isna(claim.spent) else f'; {hours_text(claim.spent)} spent'
+        assert row.n == f'{sample_text(claim)}{spent}'.replace('; ', ' ', 1), claim.id
         assert row['what it says'] == claim.claim, claim.id
+        runs = 'before the rule †' if claim.old_runs else 'after the rule'
+        assert row.runs == (runs if claim.newest else '–'), claim.id
         assert row["paper's"] == (paper_text(claim) or '–'), claim.id
         assert row['scale'] == claim['scale'], claim.id
 
@@ -422,11 +427,11 @@ def test_claims_are_those_of_the_scorecard(opened, scorecard):
 @needs_browser
 def test_headline_counts_the_rows(opened):
     table = cells(opened, 'All claims')
-    counts = table.verdict.value_counts()
+    counts = table.outcome.value_counts()
     tiles = dict(zip(opened.texts('.tiles span'), map(int, opened.texts('.tiles b'))))
     assert tiles['claims'] == len(table) == N_CLAIMS
-    for text, verdict in (('hold', 'holds'), ('fail', 'fails'), ('undecided', 'undecided')):
-        assert tiles[text] == counts.get(verdict, 0)
+    for text, outcome in zip(('hold', 'fail', 'equivalent', 'undecided'), VERDICT_WORDS.values()):
+        assert tiles[text] == counts.get(outcome, 0)
     papers = cells(opened, 'By paper')
     assert papers.claims.astype(int).sum() == N_CLAIMS
     assert papers['holds'].astype(int).sum() == counts['holds']
@@ -547,12 +552,12 @@ def test_scorecard_sorts_and_filters(browser, report_file):
             return [float(text.split()[0].replace(',', '')) for text in column('n') if text != '–']
 
         assert column('claim') == pd.read_csv(DATA / 'claims.csv').id.tolist()
-        page.click('#scorecard th button', head.index('verdict'))
-        verdicts = column('verdict')
-        assert verdicts == sorted(verdicts, key=['holds', 'undecided', 'fails'].index)
-        assert order('verdict') == 'ascending'
+        page.click('#scorecard th button', head.index('outcome'))
+        outcomes = column('outcome')
+        assert outcomes == sorted(outcomes, key=['holds', 'equivalent', 'undecided', 'fails'].index)
+        assert order('outcome') == 'ascending'
         page.focus('#scorecard th button', head.index('n')).press('Enter')
-        assert counts() == sorted(counts()) and order('n') == 'ascending' and order('verdict') is None
+        assert counts() == sorted(counts()) and order('n') == 'ascending' and order('outcome') is None
         page.press('Space')
         assert counts() == sorted(counts(), reverse=True) and order('n') == 'descending'
         page.click('#scorecard th button', head.index('claim'))

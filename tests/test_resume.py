@@ -11,6 +11,7 @@ import pytest
 
 cases = Path(__file__).with_name('resume_cases.py')
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs os.fork')
 def test_killed_and_resumed_equals_never_killed():
     command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', str(cases)]

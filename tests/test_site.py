@@ -1,4 +1,4 @@
-"The site as Sphinx builds it (`make docs` without Quarto), opened in a browser: figures, math, search, links"
+"The site as Sphinx builds it, and the pages as Quarto shows them (.ci/docs/preview.py), opened in a browser"
 
 import functools
 import http.server
@@ -21,13 +21,14 @@ from browser import PageError, needs_browser
 pytestmark = pytest.mark.slow
 
 root = Path(__file__).resolve().parents[1]
-for o in ('nbdev', 'sphinx', 'myst_nb', 'furo', 'sphinx-mathjax-offline'):
+for o in ('nbdev', 'sphinx', 'myst_nb', 'furo', 'sphinx-mathjax-offline', 'pypandoc', 'flask_bootstrap'):
     if importlib.util.find_spec(o) is None:
         pytest.skip(f"{o} is not installed: the site is not built (pip install '.[dev]')", allow_module_level=True)
 
-spec = importlib.util.spec_from_file_location('docs_build', root / '.ci/docs/build.py')
-build = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build)
+sys.path.insert(0, str(root / '.ci/docs'))
+import build  # noqa: E402  (its folder must be on the path first)
+import preview  # noqa: E402
+
 side = [o for o in build.sidebar(root) if (root / 'nbs' / o[1]).exists()]
 
 
@@ -333,3 +334,74 @@ def test_text_can_be_read(browser, base, dark):
             assert not low, f'{page}: {low[:5]}'
             ground = p.js('getComputedStyle(document.body).backgroundColor')
             assert (sum(map(int, re.findall(r'\d+', ground)[:3])) < 200) == dark, ground
+
+
+# ---------------------------------------------------------------- as Quarto shows them
+
+
+@pytest.fixture(scope='module')
+def previews(built, tmp_path_factory):
+    "Folder of the pages in light and dark, and what Pandoc warned about"
+    copy, out = built[0].parent, tmp_path_factory.mktemp('preview')
+    return out, preview.render(copy, copy / '_proc', out)
+
+
+def test_pandoc_understands_every_page(previews):
+    "A formula that it cannot convert is a warning"
+    assert not previews[1]
+
+
+def test_nothing_is_asked_of_other_hosts():
+    settings = (root / '_quarto.yml').read_text(encoding='utf-8')
+    assert 'html-math-method: mathml' in settings and '[cosmo, theme.scss]' in settings
+    assert '$web-font-path: false;' in (root / 'nbs/theme.scss').read_text(encoding='utf-8')
+    for path in ('nbs/theme.scss', 'nbs/styles.css', 'nbs/unlink_code.lua'):
+        assert '//fonts' not in (root / path).read_text(encoding='utf-8')
+
+
+# Links that are shown as text, identifiers of claims that break, tables that are stretched
+SHOWN = r"""(() => {
+  const main = document.querySelector('main'), all = s => [...main.querySelectorAll(s)];
+  const lines = o => o.getBoundingClientRect().height / parseFloat(getComputedStyle(o).lineHeight);
+  return {
+    raw: main.textContent.match(/\[`?[\w.]+`?\]\(http[^)]*\)|^:::.*$/gm) || [],
+    broken: all('td:first-child > a').filter(o => /^[A-Z]\d+$/.test(o.textContent) && lines(o) > 1.5)
+      .map(o => o.textContent),
+    code: all('pre').length};
+})()"""
+
+
+@pytest.fixture(scope='module')
+def previewed(browser, previews):
+    "What the browser finds on every page, on a phone in the light and on a desk in the dark"
+    res = {}
+    for _, page, _ in side:
+        where = previews[0] / build.address(page)
+        with browser.open(where.with_name(where.name + '.html'), size=(390, 844)) as p:
+            res[page] = p.js(SHOWN) | dict(phone=p.overflow(), light=p.contrasts(4.5, 'main'))
+            p.resize(1400, 900)
+            res[page]['desk'] = p.overflow()
+        with browser.open(where.with_name(where.name + '.dark.html'), size=(1400, 900)) as p:
+            res[page]['dark'] = p.contrasts(4.5, 'main')
+    return res
+
+
+@needs_browser
+def test_previewed_pages_show_no_markup(previewed):
+    for page, v in previewed.items():
+        assert not v['raw'] and not v['broken'], f'{page}: {v["raw"][:3]} {v["broken"][:3]}'
+    assert sum(v['code'] for v in previewed.values()) > 500
+
+
+@needs_browser
+@pytest.mark.parametrize('screen', ['phone', 'desk'])
+def test_previewed_pages_fit_the_screen(previewed, screen):
+    wide = {k: v[screen] for k, v in previewed.items() if v[screen] > 0}
+    assert not wide, f'pixels by which pages are too wide: {wide}'
+
+
+@needs_browser
+@pytest.mark.parametrize('mode', ['light', 'dark'])
+def test_previewed_pages_can_be_read(previewed, mode):
+    low = {k: v[mode][:3] for k, v in previewed.items() if v[mode]}
+    assert not low, low

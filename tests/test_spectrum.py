@@ -479,15 +479,6 @@ def test_plots_return_axes():
 
 # ---------------------------------------------------------------- devices
 
-def test_transform_without_double_precision(monkeypatch):
-    "On a device without float64 the transform is computed in single precision; here the CPU plays that device"
-    g = torch.randn(2, 32, generator=torch.Generator().manual_seed(0)) + 1
-    want = sp.fourier_energies(g, 'hann'), sp.fourier_amplitudes(g, 'hann')
-    assert want[0].dtype == torch.float64
-    monkeypatch.setattr(sp, 'double_dtype', lambda device: torch.float32)
-    got = sp.fourier_energies(g, 'hann'), sp.fourier_amplitudes(g, 'hann')
-    for a, b in zip(got, want): assert a.dtype == torch.float32 and torch.allclose(a.double(), b, atol=1e-5)
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 def test_probes_and_inputs_are_brought_to_the_model():
     net, x = scattered(convs()), images()

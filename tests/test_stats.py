@@ -26,6 +26,7 @@ from reinit_nb.stats import (
     paired_differences,
     pairwise,
     power_of,
+    seeds_for_width,
     seeds_needed,
     sign_test,
     stars,
@@ -253,6 +254,13 @@ def test_power_of_a_simulation():
         found = (abs(t) > sps.t.ppf(.975, n - 1)).mean()
         assert power_of(n, 1, delta) == pytest.approx(found, abs=.025)
 
+@pytest.mark.parametrize('sd, width', [(1, 1), (1.2, .5), (.3, 2), (10, 1)])
+def test_seeds_for_width(sd, width):
+    "The smallest n whose Student interval is no wider"
+    n = seeds_for_width(sd, width)
+    def wide(n): return 2 * sps.t.ppf(.975, n - 1) * sd / n**.5
+    assert wide(n) <= width and (n == 2 or wide(n - 1) > width)
+
 def test_power_at_its_limits():
     assert power_of(5, 0, 1) == 1 and power_of(5, 0, 0) == 0
     assert power_of(5, 1e-6, 1) == 1
@@ -320,10 +328,10 @@ def test_table3_by_hand():
         assert (o.wins, o.losses) == (wins, losses) == ((d > 0).sum(), (d < 0).sum())
         assert o.p == pytest.approx(sps.binomtest(wins, wins + losses).pvalue) and o.holm < .05
 
-@pytest.mark.parametrize('id, want', [('R4', '✅'), ('R5', '➖')])
-def test_verdicts_on_the_tables(id, want, request):
+@pytest.mark.parametrize('id, want, n', [('R4', '✅', 17), ('R5', '❌', 53)])
+def test_verdicts_on_the_tables(id, want, n, request):
     v = judge(id)
-    assert (v.verdict, v.n, v.scale) == (want, 72, 'paper')
+    assert (v.verdict, v.n, v.scale) == (want, n, 'paper')
     page = (request.config.rootpath / 'nbs/experiments/reinit_tables.ipynb').read_text(encoding='utf-8')
     assert f'{v.verdict} {id} ' in page, f'{id} is {v.verdict}, and the experiment shows something else: run it again'
     assert verdict_table([v]).id.tolist() == [id]

@@ -5,17 +5,40 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from reinit_nb import store as store_module
 from reinit_nb.core import Recipe, ReinitError
-from reinit_nb.store import ROW_COUNT, Store, load_results, paper_table, record_checksum, results_rows, save_results
+from reinit_nb.store import (
+    ROW_COUNT,
+    Store,
+    backoff_times,
+    file_system,
+    load_results,
+    lock_method,
+    paper_table,
+    record_checksum,
+    results_rows,
+    save_results,
+    try_lock,
+    wait_lock,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 posix = pytest.mark.skipif(os.name != 'posix', reason='needs signals and flock')
+
+
+@pytest.fixture(params=['flock', 'lease'])
+def method(request, monkeypatch):
+    "The test once with each kind of lock, here and in the processes that it starts"
+    if request.param == 'flock' and os.name != 'posix': pytest.skip('no flock here')
+    monkeypatch.setenv('REINIT_LOCK', request.param)
+    return request.param
 
 
 @dataclass(frozen=True)
@@ -84,7 +107,7 @@ def test_kill_in_the_middle_of_a_write(tmp_path, moment):
 
 
 @posix
-def test_a_claim_ends_with_its_process(tmp_path):
+def test_a_claim_ends_with_its_process(tmp_path, method):
     p = start('with store.claim(Job()) as mine: say(mine); time.sleep(60)', tmp_path)
     until(p, 'True')
     store = Store(tmp_path)
@@ -100,6 +123,8 @@ def test_a_lock_file_removed_by_its_last_owner_is_no_claim(tmp_path, monkeypatch
     "Between our opening of the lock file and our locking it, its owner finishes and removes it"
     import fcntl
     store, real, calls = Store(tmp_path), fcntl.flock, []
+    (tmp_path / '.locks').mkdir()
+    assert lock_method(tmp_path / '.locks') == 'flock'               # tested once, before the owner is
     def flock(f, how):
         if not calls: os.unlink(f.name)
         calls.append(f)
@@ -109,7 +134,7 @@ def test_a_lock_file_removed_by_its_last_owner_is_no_claim(tmp_path, monkeypatch
 
 
 @posix
-def test_with_claims_exactly_one_process_runs_it(tmp_path):
+def test_with_claims_exactly_one_process_runs_it(tmp_path, method):
     code = '''
 wait()
 for n in range(20):
@@ -128,6 +153,142 @@ for n in range(20):
         runs = (tmp_path / f'ran-{n}').read_text().split()
         assert len(runs) == 1 and store.get(Job(n)) == [dict(pid=int(runs[0]))]
     assert list((tmp_path / '.locks').iterdir()) == []
+
+
+def lease(path, age=0, **owner):
+    "Write the lease of another machine"
+    theirs = dict(host='node7', machine='node7', pid=1, started='', token='theirs') | owner
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(theirs))
+    now = path.stat().st_mtime
+    os.utime(path, (now - age, now - age))
+
+
+def test_leases_of_other_machines(tmp_path, monkeypatch):
+    "Held while there are signs of life, void after a long silence"
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    path = tmp_path / 'a' / 'lock'
+    lease(path)
+    with try_lock(path) as mine: assert not mine
+    assert json.loads(path.read_text())['token'] == 'theirs'         # untouched
+    lease(path, age=store_module.LEASE_SECONDS + 5)
+    with try_lock(path) as mine:
+        assert mine and json.loads(path.read_text())['pid'] == os.getpid()
+    assert list(path.parent.iterdir()) == []
+    path.write_text('')                                              # its owner is about to write it
+    with try_lock(path) as mine: assert not mine
+
+
+@posix
+def test_lease_of_a_dead_or_a_later_process(tmp_path, monkeypatch):
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    path, here = tmp_path / 'lock', store_module._machine_id()
+    lease(path, machine=here, pid=os.getpid(), started=store_module._process_start(os.getpid()))
+    with try_lock(path) as mine: assert not mine                     # a live process of this machine
+    lease(path, machine=here, pid=os.getpid(), started='1')
+    with try_lock(path) as mine: assert mine                         # the number was given to another process since
+    zombie = subprocess.Popen([sys.executable, '-c', ''])
+    started = store_module._process_start(zombie.pid)
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)         # it has ended, and nobody asked how
+    lease(path, machine=here, pid=zombie.pid, started=started)
+    with try_lock(path) as mine: assert mine
+    zombie.wait()
+
+
+def test_an_abandoned_lease_is_taken_over_once(tmp_path, monkeypatch):
+    "Between our judgment and our replacing it, another process was faster"
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    path = tmp_path / 'lock'
+    lease(path, age=1000)
+    judge = store_module._is_abandoned
+    def slowly(path, found):
+        abandoned = judge(path, found)
+        lease(path, token='faster')
+        return abandoned
+    monkeypatch.setattr(store_module, '_is_abandoned', slowly)
+    with try_lock(path) as mine: assert not mine
+    assert json.loads(path.read_text())['token'] == 'faster'
+    assert [p.name for p in tmp_path.iterdir()] == ['lock']
+
+
+def test_a_takeover_that_was_killed(tmp_path, monkeypatch):
+    "What it left stops the others for a while, not forever"
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    path, guard = tmp_path / 'lock', tmp_path / 'lock.takeover'
+    lease(path, age=1000)
+    guard.touch()
+    with try_lock(path) as mine: assert not mine
+    now = guard.stat().st_mtime
+    os.utime(guard, (now - 1000, now - 1000))
+    with try_lock(path) as mine: assert not mine                     # removes it
+    with try_lock(path) as mine: assert mine
+
+
+def test_leases_give_signs_of_life(tmp_path, monkeypatch):
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    renewed = threading.Event()
+    monkeypatch.setattr(store_module, '_SIGN_OF_LIFE', .01)
+    monkeypatch.setattr(store_module, '_heart', [])
+    real = os.utime
+    def utime(path, *args):
+        real(path, *args)
+        if not args: renewed.set()
+    monkeypatch.setattr(store_module.os, 'utime', utime)
+    with try_lock(tmp_path / 'lock') as mine: assert mine and renewed.wait(30)
+
+
+def test_kind_of_lock(tmp_path, monkeypatch):
+    "A lease on network file systems and where flock does not exclude a second owner; the variable decides"
+    def chosen(kind, works):
+        store_module._best_lock.cache_clear()
+        monkeypatch.setattr(store_module, 'file_system', lambda path: kind)
+        monkeypatch.setattr(store_module, '_flock_works', lambda path: works)
+        return lock_method(tmp_path)
+    monkeypatch.delenv('REINIT_LOCK', raising=False)
+    assert chosen('ext4', True) == 'flock' and chosen('', True) == 'flock'
+    for kind in ('nfs4', 'lustre', 'gpfs', 'fuse.sshfs', 'cifs'): assert chosen(kind, True) == 'lease'
+    assert chosen('ext4', False) == 'lease'
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    assert chosen('ext4', True) == 'lease'
+    monkeypatch.setenv('REINIT_LOCK', 'flock')
+    assert chosen('nfs4', True) == 'flock'
+    with pytest.raises(ReinitError, match='REINIT_LOCK=flock does not work in'): chosen('ext4', False)
+    monkeypatch.setenv('REINIT_LOCK', 'file')
+    with pytest.raises(ReinitError, match="REINIT_LOCK='file' is not known"): chosen('ext4', True)
+    store_module._best_lock.cache_clear()
+
+
+def test_without_fcntl_there_are_leases(tmp_path, monkeypatch):
+    "As on Windows"
+    monkeypatch.setitem(sys.modules, 'fcntl', None)
+    monkeypatch.delenv('REINIT_LOCK', raising=False)
+    store = Store(tmp_path)
+    with store.claim(Job()) as mine, store.claim(Job()) as again: assert (mine, again) == (True, False)
+
+
+@pytest.mark.skipif(not Path('/proc/self/mountinfo').exists(), reason='needs /proc')
+def test_file_system():
+    assert file_system('/proc/self') == 'proc' and file_system(ROOT)
+
+
+def test_waiting_for_a_lock(tmp_path, method):
+    p = start('from reinit_nb.store import try_lock\n'
+              'with try_lock(sys.argv[1] + "/lock") as mine: say(mine); sys.stdin.readline()', tmp_path)
+    until(p, 'True')
+    order = []
+    thread = threading.Thread(target=lambda: (p.stdout.read(), order.append('over')))   # ends with the process
+    thread.start()
+    go(p)
+    with wait_lock(tmp_path / 'lock'): pass
+    p.wait(30)
+    thread.join(30)
+    assert order == ['over'] and not (tmp_path / 'lock').exists()
+
+
+def test_pauses_double_up_to_a_limit():
+    pauses = [pause for _, pause in zip(range(20), backoff_times(.5, 8))]
+    for i, pause in enumerate(pauses): assert min(.5 * 2**i, 8) / 2 <= pause <= min(.5 * 2**i, 8)
+    assert len(set(pauses)) == 20                                    # at random, so that nobody acts in step
 
 
 @posix
@@ -262,7 +423,8 @@ def test_reading_makes_no_folders(tmp_path):
 def test_record_has_provenance_and_is_json(tmp_path):
     store = Store(tmp_path)
     d = json.loads((store.put(Job(), [dict(x=1)], seconds=2) / 'record.json').read_text())
-    assert set(d) == {'format', 'recipe', 'rows', 'provenance', 'seconds', 'sha256'} and d['seconds'] == 2.
+    keys = {'format', 'recipe', 'rows', 'provenance', 'seconds', 'memory_mb', 'gpu_mb', 'sha256'}
+    assert set(d) == keys and d['seconds'] == 2.
     assert d['provenance']['torch'] and d['recipe'] == Job().to_dict()
 
 

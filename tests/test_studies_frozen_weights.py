@@ -15,7 +15,7 @@ from reinit_nb.claims.scorecard import judge
 from reinit_nb.core import ReinitError, flatten_recipe
 from reinit_nb.frozen import MutuallyFrozenCallback, frozen_totals, mutually_frozen
 from reinit_nb.models import model
-from reinit_nb.path import Learn, run_recipe, train_path
+from reinit_nb.path import Learn, lr_at, run_recipe, train_path
 from reinit_nb.stability import batch_statistics
 from reinit_nb.store import load_results
 from reinit_nb.studies.common import get_study
@@ -24,8 +24,10 @@ from reinit_nb.studies.frozen_weights import (
     PairRun,
     PairsCallback,
     SparseRun,
-    count_both_ways,
+    count_by_rule,
     exposure,
+    freezing_epoch,
+    freezing_points,
     freezing_runs,
     label_freezing,
     layer_chains,
@@ -224,16 +226,38 @@ def test_divergence_is_reported():
     wild = run.learn.replace(lr=1e12, batch=64)
     with pytest.raises(ReinitError, match='diverged'): run_recipe(run.replace(learn=wild))
 
-def test_two_counts_of_a_network_with_a_known_pair():
+def test_counts_of_a_network_with_a_known_pair():
     m = net(1 / 16)
     with torch.no_grad():
         m.block4.conv.weight[2] = 0
         m.block4.conv.bias[2] = 0
         m.block5.conv.weight[:, 2] = 0
-    t = count_both_ways(m, (1e-2,), X).set_index('rule')
-    assert t.frozen.to_dict() == {'rows and columns': 1, 'normalization and columns': 0}
+    t = count_by_rule(m, (1e-2,), X).set_index('rule')
+    assert t.frozen.to_dict() == {'normalization and columns': 0, 'rows and columns': 1,
+                                  'pairs of consecutive layers': 1}
     weights = m.block4.conv.weight[2].numel() + m.block5.conv.weight[:, 2].numel()
-    assert t.double['rows and columns'] == weights + 1     # and a bias
+    assert t.double['rows and columns'] == t.double['pairs of consecutive layers'] == weights + 1     # and a bias
+
+def test_freezing_epoch_against_a_simulated_decay():
+    "The predicted epoch is that at which SGD with nothing but weight decay crosses the cutoff"
+    how = Learn(lr=.05, decay=.97, wd=0., momentum=.9, epochs=30)
+    steps, decays = 900, (.001, .002)   # small steps, as the prediction assumes
+    for wd, predicted in zip(decays, freezing_epoch(how, steps, decays)):
+        w, v = torch.ones(()), torch.zeros(())
+        for t in range(steps * how.epochs):
+            v = how.momentum * v + wd * w
+            w = w - lr_at(how, (t + .5) / steps / how.epochs) * v
+            if w < .01: break
+        assert abs((t + 1) / steps - predicted) < .1                # epochs; momentum takes some steps to build up
+    assert freezing_epoch(how, steps, [0., 1e-4]).tolist() == [np.inf] * 2
+    assert freezing_epoch(how, steps, [.01], cutoff=1.)[0] == 0
+
+def test_first_frozen_filters_by_hand():
+    df = pd.DataFrame(dict(model='allcnn', wd=.02, seed=0, epoch=[0, 2, 4, 6], frozen=[0, 0, 3, 5],
+                           exposure=[0., 2., 4., 6.]))
+    found = freezing_points(pd.concat([df, df.assign(wd=.001, frozen=0)]))
+    assert len(found) == 1 and found.iloc[0][['before', 'epoch']].tolist() == [2, 4]
+    assert np.isclose(found.predicted[0], np.log(100))
 
 # ---------------------------------------------------------------- published
 

@@ -24,7 +24,7 @@ from reinit_nb.vision import Task
 from reinit_nb.zoo import ZOOS
 
 ROOT = Path(__file__).parent.parent
-LISTS = study.WAVE_LISTS | dict(pictures=study.image_runs)
+LISTS = study.WAVE_LISTS | study.SIGNAL_LISTS | dict(pictures=study.image_runs)
 SMALL = dict(width=12, depth=2)
 
 def wave(name='gaussian', **fields):
@@ -297,6 +297,62 @@ def test_recorded_spectra_are_those_of_the_hessian(tmp_path):
     assert [o.get_text() for o in ax.figure.legends[0].get_texts()] == ['relu']
     with pytest.raises(ReinitError, match='no recorded spectra'): study.recorded_eigenvalues(df.drop(columns='nodes'))
 
+# ---------------------------------------------------------------- new seeds
+
+def test_signals_are_split_by_what_points_resolve():
+    split = study.split_signals(10)
+    assert {k: len(v) for k, v in split.items()} == dict(resolved=10, aliased=10)
+    x = torch.linspace(0, 10, 8)
+    spacing = float(x[1] - x[0])
+    assert all(max(s.freqs) < 1 / 2 / spacing for s in split['resolved'])
+    assert all(max(s.freqs) >= 1 / 2 / spacing for s in split['aliased'])
+    assert study.split_signals(10) == split
+    with pytest.raises(ReinitError, match='k=399'): study.split_signals(399)
+
+def test_flatness_compares_both_networks_on_the_same_signals():
+    runs = study.flatness_runs('laptop')
+    assert len(runs) == 10 * 4 * 2 * 2 * 2
+    assert {(r.lo, r.hi, r.n) for r in runs} == {(0., 10., 8)}
+    low, high = ({r.replace(net=r.net.replace(init='xavier')) for r in runs if r.net.init == k}
+                 for k in ('normal', 'xavier'))
+    assert low == high and {r.seed for r in runs} == set(range(100, 110))
+    assert len({r.signal for r in runs}) == 20
+
+def test_the_spike_of_a_known_signal():
+    "The amplitude of a sine at the watched frequency, whatever slower waves there are"
+    run = wave(lo=-1.5, hi=1.5, n=4, watch=5.)
+    x = grid_probe(-1.5, 1.5, 512).points()
+    for height in (0., .4, 1.):
+        g = (Signal((.5, 5.), (1., height))(x))[None]
+        assert study._bands(g, run, 1)[0]['spike1'] == pytest.approx(height, abs=2e-2)
+
+def test_flatness_pairs_by_hand(tmp_path):
+    runs = [r for r in study.flatness_runs('smoke') if r.net.a == .1 and r.lr == 1e-4]
+    df = run_stored(runs, tmp_path)
+    pairs = study.flatness_pairs(df, most=math.inf)
+    assert len(pairs) == len(runs) / 2 and pairs.signals.value_counts().to_dict() == dict(resolved=2, aliased=2)
+    seed, kind = pairs.seed[0], pairs.signals[0]
+    some = study.split_signals(2)[kind][seed - 100]
+    high, low = (df[(df.seed == seed) & (df['net.init'] == k) & (df['signal.freqs'].map(tuple) == some.freqs)].iloc[0]
+                 for k in ('xavier', 'normal'))
+    assert pairs.error[0] == pytest.approx(100 * (high.error - low.error))
+    assert pairs.top[0] == pytest.approx(math.log10(high.top / low.top))
+    assert not len(study.flatness_pairs(df, most=1e-12))
+    assert set(study.flatness_map(pairs).value) == {'error', 'trace', 'top'}
+
+def test_a_few_seeds_of_lists_that_begin_at_a_hundred():
+    lists = study.STUDY.lists('laptop', seeds=2)
+    assert {r.seed for r in lists['spikes']} == {100, 101} and {r.seed for r in lists['arms']} == {0, 1}
+
+def test_the_screen_pairs_random_with_swapped_labels():
+    runs = study.screen_runs('laptop')
+    assert {r.task.n_train for r in runs} == {5000} and {r.seed for r in runs} == {50}
+    swapped, random = ({r.replace(labels='none') for r in runs if r.labels == k} for k in ('swapped', 'random'))
+    assert swapped == random and {(r.opt, r.norm) for r in random} == {
+        ('momentum', 'batch'), ('momentum', 'none'), ('adam', 'batch'), ('adam', 'none')}
+    row = study.run_image(study.screen_runs('smoke')[2])[0]
+    assert row['start_epochs'] == 2
+
 # ---------------------------------------------------------------- tables
 
 def test_order_counts_what_was_not_reached_as_last():
@@ -363,12 +419,12 @@ def test_networks_that_learned_nothing_do_not_count():
         for depth in (2, 6):
             effect = depth * (kind != 'relu')
             rows += [dict(kind=kind, depth=depth, seed=s, centroid0=1 + effect + .01 * s,
-                          error=.2 + .1 * effect + .01 * s * depth, left=0.) for s in range(4)]
+                          error=.2 + .1 * effect + .001 * s * depth, left=0.) for s in range(4)]
     d = pd.DataFrame(rows)
     assert judge('F1', d, scale='laptop').verdict == '✅'
     v = judge('F1', d.assign(left=np.where((d.kind == 'sine') & (d.depth == 6), .5, 0.)), scale='laptop')
-    assert v.verdict == '➖'
-    assert 'sine error unknown' in v.measured and '4 of 24 runs' in v.measured
+    assert v.verdict == '?'
+    assert 'sine, deep − shallow, error: not run yet' in v.measured
 
 def pictured(effect=-.05, models=('m',), noise=.03):
     luck = noise * np.random.default_rng(1).normal(size=6)
@@ -383,12 +439,15 @@ def pictured(effect=-.05, models=('m',), noise=.03):
 def test_networks_that_share_seeds_do_not_count_twice():
     one, four = (judge('F5', pictured(models=m), scale='laptop') for m in ('m', 'abcd'))
     assert one.n == four.n == 6
-    assert (one.lo, one.hi) == pytest.approx((four.lo, four.hi))
+    assert (one.part.effect.lo, one.part.effect.hi) == pytest.approx((four.part.effect.lo, four.part.effect.hi))
 
-def test_networks_that_contradict_each_other_leave_f5_open():
+def test_networks_that_contradict_each_other_are_averaged_and_told():
     a, b = pictured(-.2, ('a',), .001), pictured(.05, ('b',), .001)
     assert judge('F5', a, scale='laptop').verdict == '✅'
-    assert judge('F5', pd.concat([a, b]), scale='laptop').verdict == '➖'
+    both = judge('F5', pd.concat([a, b]), scale='laptop')
+    harm = both.parts[0]
+    assert both.verdict == '✅' and harm.effect.value == pytest.approx(7.5, abs=.2)
+    assert harm.effect.better == .5 and '50% of single pairs above 0' in harm.text
 
 # ---------------------------------------------------------------- published
 
@@ -402,7 +461,8 @@ def test_results_are_those_of_todays_recipes(results):
 
 def test_verdicts_follow_from_the_files(results):
     page = (ROOT / 'nbs/experiments/spectra.ipynb').read_text(encoding='utf-8')
-    parts = dict(F1='depths', F2='order', F3='arms', F4='laws', F5='pictures', F6='pictures', F7='minima')
+    parts = dict(F1='depths', F2='order', F3='spikes', F4='laws', F5='pictures', F6='pictures',
+                 F7='flatness_pairs')
     for id, part in parts.items():
         v = judge(id, results.part(part), scale='laptop')
         assert f'**{v.id} {v.verdict}**' in page, f'{id} is {v.verdict} by results/: run the experiment again'

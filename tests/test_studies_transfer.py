@@ -7,20 +7,32 @@ import pytest
 
 from reinit_nb.between import paper_resets
 from reinit_nb.core import ReinitError
-from reinit_nb.path import Before, Learn, missing_inputs
+from reinit_nb.path import Before, Learn, lr_at, missing_inputs, run_recipe
 from reinit_nb.store import load_results
 from reinit_nb.studies.common import flatten_recipes, get_study
 from reinit_nb.studies.frozen_weights import exposure
 from reinit_nb.studies.transfer import (
+    ANNEALED_LISTS,
     DECAY_FACTOR,
     DECAY_SETTINGS,
     FIRST_DECAYS,
     LONG_STAGE_DECAY,
     RATE_SETTINGS,
+    RESTORING,
+    SAMPLE_IMAGES,
     TASK_CHANGES,
     TRANSFER_INTERVENTIONS,
+    SpeedRun,
+    annealed_change_runs,
+    annealed_decay_runs,
+    annealed_fine_tuning_runs,
+    annealed_intervention_runs,
+    annealed_rate_runs,
+    annealed_sample_runs,
+    annealed_warm_runs,
     change_paths,
     decay_runs,
+    exposure_decay,
     label_transfer,
     long_stage_runs,
     matching_decay_factor,
@@ -324,3 +336,81 @@ def test_exhibits_of_the_record(name):
     else:
         assert exhibit.draw(*parts) is not None
         assert 'nan' not in exhibit.alt(*parts)
+
+# ---------------------------------------------------------------- annealed lists
+
+def laptop_stages(make):
+    return [(run, task, how) for runs in make('laptop').values() for run in runs for task, how in run.path]
+
+@pytest.mark.parametrize('name', ANNEALED_LISTS)
+def test_annealed_lists_follow_the_rules(name):
+    "New seeds, a schedule that ends where the paper's ends, whole test sets, and no one_d='one'"
+    runs = ANNEALED_LISTS[name]('laptop')
+    n = {'decays': 12, 'rates': 12, 'samples': 5}.get(name, 8)
+    assert {tuple(r.seed for r in o) for o in runs.values()} == {tuple(range(100, 100 + n))}
+    every = flatten_recipes(runs)
+    assert len(every) == len(set(every)) == n * len(runs)
+    assert all(isinstance(r, SpeedRun) and r.n_test is None for r in every)
+    for _, _, how in laptop_stages(ANNEALED_LISTS[name]):
+        paper_decay, epochs = {True: (.97, 150), False: (.95, 200)}[name in ('samples', 'fine_tuning')]
+        ends = [how.lr * d**epochs for d in (paper_decay, .97, .99)]         # All-CNN .97, the lowest rate .99
+        assert np.isclose(min(ends, key=lambda e: abs(e - lr_at(how, 1.))), lr_at(how, 1.), rtol=1e-6)
+        assert how.batch in (32, 64, 128) and how.patience is None and how.precision == 'fp32'
+        assert how.before is None or how.before.one_d in (None, 'add', 'gamma')
+
+def compute(run): return [(task.n_train, how.epochs, how.batch) for task, how in run.path]
+
+@pytest.mark.parametrize('make', [annealed_decay_runs, annealed_rate_runs, annealed_intervention_runs])
+def test_annealed_arms_have_equal_compute(make):
+    assert len({str(compute(runs[0])) for runs in make('laptop').values()}) == 1
+
+def test_annealed_task_changes():
+    runs = annealed_change_runs('laptop')
+    assert {k[0] for k in runs} == {c for c in TASK_CHANGES if not c.startswith(('ImageNet', 'SVHN'))}
+    for change in {k[0] for k in runs}:
+        standard, reset = runs[change, 'standard'][0], runs[change, 'reset'][0]
+        assert standard.path[0] == reset.path[0]                              # the first stage is trained once
+        assert last(reset).replace(before=None) == last(standard)
+        row = ROWS[change]
+        assert last(reset).before == Before('dirac', s=row[4], one_d='gamma' if row[5] == 'one' else row[5])
+    images = {(t.dataset, t.n_train) for _, t, _ in laptop_stages(annealed_change_runs)}
+    assert images == {('cifar10', 10_000), ('cifar100', 2000), ('mnist', 20_000), ('fashion_mnist', 20_000)}
+    for (_change, variant), (run, *_) in annealed_fine_tuning_runs('laptop').items():
+        assert last(run).lr == .003 * 32 / 128 and (last(run).before is None) == (variant == 'standard')
+
+def test_annealed_samples_have_equal_epochs():
+    runs = annealed_sample_runs('laptop')
+    assert list(dict.fromkeys(k[0] for k in runs)) == list(SAMPLE_IMAGES)
+    assert len({last(o[0]).epochs for o in runs.values()}) == 1
+    assert {k: o[0].path[0][0].n_train for k, o in runs.items()} == {k: k[0] for k in runs}
+
+def test_warm_starts_see_a_part_of_the_images():
+    runs = {k[0]: o[0] for k, o in annealed_warm_runs('laptop').items()}
+    (task, long), = runs['cold, as long'].path
+    for name, n in (('warm', 1000), ('warm on half', 5000)):
+        (first, how), (second, again) = runs[name].path
+        assert first.n_train == n and second == task and how == again
+        assert first.replace(n_train=10_000) == second
+    steps = [sum(how.epochs * (t.n_train // how.batch) for t, how in runs[k].path) for k in ('warm', 'cold, as long')]
+    assert steps == [60 * (7 + 78), 65 * 78] and .99 < steps[1] / steps[0] < 1      # the cold start has not more steps
+    assert long.lr == again.lr and long.wd == again.wd
+
+def test_interventions_share_their_first_stage():
+    runs = annealed_intervention_runs('laptop')
+    for setting in {k[0] for k in runs}:
+        group = {k[1]: o[0] for k, o in runs.items() if k[0] == setting}
+        assert set(group) == set(RESTORING) and len({r.upto(1) for r in group.values()}) == 1
+        assert {k: r.path[1][1].before and r.path[1][1].before.name for k, r in group.items()} == (
+            {k: k for k in RESTORING} | dict(none=None))
+
+def test_exposure_decay_is_the_inverse_of_exposure():
+    how = Learn(lr=.05, decay=.9, epochs=20)
+    for target in (0., 1., 9.):
+        found = exposure(how.replace(wd=exposure_decay(how, 50, target)), 50)[-1]
+        assert np.isclose(found, target, rtol=.05, atol=0)
+
+def test_a_run_with_its_speed():
+    run = annealed_warm_runs('smoke', 1)['warm on half', '0.05'][0]
+    first, second = run_recipe(run)
+    for row in (first, second): assert row['mean_loss'] > 0 and (row['half_epoch'] >= 1 or np.isnan(row['half_epoch']))
+    assert (first['images'], second['images']) == (40, 80)

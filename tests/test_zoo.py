@@ -12,7 +12,16 @@ from torch import nn
 
 from reinit_nb.core import ReinitError
 from reinit_nb.models import model
-from reinit_nb.zoo import imagenet_input, load_arch, read_state, resnet50_imagenet
+from reinit_nb.zoo import (
+    FoldedShift,
+    imagenet_input,
+    load_arch,
+    load_part,
+    read_state,
+    resnet18_imagenet,
+    resnet18_imagenet_part,
+    resnet50_imagenet,
+)
 
 
 def small(): return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
@@ -182,3 +191,100 @@ def test_pets_by_the_pretrained_network():
     with torch.inference_mode(): top1 = torch.cat([net(imagenet_input(b)).argmax(1) for b in x.split(24)])
     assert len(y) >= 150 and len(y.unique()) == len(BREEDS)
     assert (top1 == y).float().mean() > .7, f'top-1 {(top1==y).float().mean():.1%} of {len(y)} images'
+
+
+# ---------------------------------------------------------------- a part of a network
+
+def folded(net, without=('layer4', 'fc')):
+    "Convolutions with their normalizations folded in, by torch's own function"
+    modules = dict(net.named_modules())
+    state = {}
+    for name, conv in modules.items():
+        if not isinstance(conv, nn.Conv2d) or name.startswith(without): continue
+        norm = name[:-1] + '1' if 'downsample' in name else name.replace('conv', 'bn')
+        fused = torch.nn.utils.fuse_conv_bn_eval(conv, modules[norm])
+        state |= {f'{name}.weight': fused.weight.detach(), f'{name}.bias': fused.bias.detach()}
+    return state
+
+
+def trained_resnet():
+    net = resnet()
+    with torch.no_grad():
+        for m in net.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                for t in (m.weight, m.bias, m.running_mean): t.normal_()
+                m.running_var.uniform_(.5, 2)
+    return net.eval()
+
+
+def test_a_folded_part_computes_the_same(tmp_path):
+    net = trained_resnet()
+    state = folded(net)
+    np.savez(tmp_path / 'part.npz', **{f'folded.{k}': v for k, v in state.items()},
+             **{'plain.conv1.weight': net.conv1.weight.detach()})
+    got = read_state(tmp_path / 'part.npz')
+    assert list(got) == list(state)
+    part = load_part('resnet18', got)
+    x = torch.randn(2, 3, 40, 40, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        h = net.layer3(net.layer2(net.layer1(net.maxpool(net.bn1(net.conv1(x)).relu()))))
+        assert torch.allclose(part(x), h.mean((2, 3)), rtol=1e-4, atol=1e-4)
+    assert isinstance(part.bn1, FoldedShift) and part.conv1.bias is None
+    assert torch.equal(part.bn1.bias, state['conv1.bias'])
+    assert isinstance(part.layer4, nn.Identity) and not part.training
+
+
+def test_parts_that_do_not_fit():
+    state = folded(trained_resnet())
+    with pytest.raises(ReinitError, match='of another shape: conv1.weight'):
+        load_part('resnet18', state | {'conv1.weight': torch.zeros(3, 3, 7, 7)})
+    with pytest.raises(ReinitError, match='1 not in it: conv9.weight'):
+        load_part('resnet18', state | {'conv9.weight': state['conv1.weight']})
+    lacking = {k: v for k, v in state.items() if k != 'layer1.0.conv1.weight'}
+    with pytest.raises(ReinitError, match='1 missing: layer1.0.conv1.weight'): load_part('resnet18', lacking)
+    with pytest.raises(ReinitError, match='is not a network of'): load_part('resnet81', state)
+
+
+def test_npz_files(tmp_path):
+    net = resnet()
+    np.savez(tmp_path / 'whole.npz', **net.state_dict())
+    got = load_arch('resnet18', read_state(tmp_path / 'whole.npz'))
+    x = torch.randn(2, 3, 40, 40, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(): assert torch.equal(got(x), net.eval()(x))
+    with pytest.raises(ReinitError, match='there is no file'): read_state(tmp_path / 'none.npz')
+    (tmp_path / 'bad.npz').write_bytes(b'PK no')
+    with pytest.raises(ReinitError, match='truncated or not an .npz'): read_state(tmp_path / 'bad.npz')
+
+
+def test_resnet18_from_the_cache_or_the_part(tmp_path, monkeypatch):
+    "The cache of downloads first, then the part in REINIT_DATA, then an error that tells what to do"
+    net = trained_resnet()
+    weights = torchvision.models.ResNet18_Weights.IMAGENET1K_V1
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+    monkeypatch.delenv('REINIT_DATA', raising=False)
+    def refuse(*args, **kwargs): raise OSError('no network')
+    monkeypatch.setattr(torch.hub, 'download_url_to_file', refuse)
+    for download in (True, False):
+        with pytest.raises(ReinitError, match='REINIT_DATA is not set.*resnet18_imagenet_part.npz.*IMAGENET1K_V1'):
+            resnet18_imagenet(download)
+    np.savez(tmp_path / 'resnet18_imagenet_part.npz', **{f'folded.{k}': v for k, v in folded(net).items()})
+    monkeypatch.setenv('REINIT_DATA', str(tmp_path))
+    assert isinstance(resnet18_imagenet().layer4, nn.Identity)
+    (tmp_path / 'checkpoints').mkdir(exist_ok=True)
+    torch.save(net.state_dict(), tmp_path / 'checkpoints' / Path(weights.url).name)
+    got = resnet18_imagenet(download=False)
+    assert torch.equal(got.fc.weight, net.fc.weight) and torch.equal(got.bn1.bias, net.bn1.bias)
+
+
+@pytest.mark.data
+def test_resnet18_imagenet_part():
+    "The part is torchvision's: plain weights are folded ones up to a factor for each filter"
+    part = resnet18_imagenet_part()
+    with np.load(Path(os.environ['REINIT_DATA']) / 'resnet18_imagenet_part.npz') as arrays:
+        plain, shift = (torch.from_numpy(arrays[k]) for k in ('plain.conv1.weight', 'plain.bn1.bias'))
+    dead = [2, 4, 7, 9, 13, 36, 38, 48]
+    alive = [i for i in range(64) if i not in dead]
+    cosine = nn.functional.cosine_similarity(plain.flatten(1), part.conv1.weight.detach().flatten(1))
+    assert cosine[alive].abs().min() > .9999
+    assert plain[dead].flatten(1).norm(dim=1).max() < 4e-5 and plain[alive].flatten(1).norm(dim=1).min() > .3
+    assert torch.allclose(part.bn1.bias[dead], shift[dead], rtol=.01)

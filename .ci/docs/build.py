@@ -59,7 +59,7 @@ def entries(contents, section=()):
 
 def sidebar(root):
     yml = yaml.safe_load((root / 'nbs/sidebar.yml').read_text(encoding='utf-8'))
-    return list(entries(yml['website']['sidebar']['contents']))
+    return [o for bar in yml['website']['sidebar'] for o in entries(bar['contents'])]
 
 
 def address(page):

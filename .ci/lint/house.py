@@ -320,7 +320,7 @@ def notebook_files_are_sound():
     for name in notebook_names():
         path, notebook = ROOT / 'nbs' / name, read(name)
         size = path.stat().st_size / 1000
-        if size > 400:
+        if size > 600:
             yield f'nbs/{name}', f'has {size:.0f} KB: make its figures smaller or show fewer'
         if (notebook['nbformat'], notebook['nbformat_minor']) < (4, 5):
             yield f'nbs/{name}', 'is not nbformat 4.5: run nbdev_clean'

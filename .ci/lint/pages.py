@@ -378,10 +378,11 @@ def site_is_configured():
     pages = [page for _, page, _ in build.sidebar(ROOT)]
     if config['project']['type'] != 'website' or config['execute'] != {'enabled': False}:
         yield '_quarto.yml', 'is no website that executes nothing'
-    for entry in config['website']['navbar']['left']:
-        if entry['href'] not in pages:
-            yield '_quarto.yml', f'the navbar leads to {entry["href"]}, which nbs/sidebar.yml does not have'
-    for name in [*config['metadata-files'], *config['project']['resources'], config['format']['html']['css']]:
+    bars = yaml.safe_load((ROOT / 'nbs/sidebar.yml').read_text(encoding='utf-8'))['website']['sidebar']
+    if config['website']['navbar']['left'] != [f'sidebar:{bar["id"]}' for bar in bars]:
+        yield '_quarto.yml', 'the navbar does not name the sidebars of nbs/sidebar.yml'
+    for name in [*config['metadata-files'], *config['project']['resources'], *config['filters'],
+                 config['format']['html']['css'], *config['format']['html']['theme']['light'][1:]]:
         if not (ROOT / 'nbs' / name).exists():
             yield '_quarto.yml', f'names nbs/{name}, which does not exist'
     if pages[0] != 'index.ipynb':

@@ -9,242 +9,173 @@ __all__ = ['C1', 'C2', 'C3', 'C4', 'C5', 'C6', 'C7', 'C8', 'C9', 'C10', 'C11', '
 
 # %% ../../nbs/73_claims.freezing.ipynb #e5192d80
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pandas as pd
 
-from .verdict import Claim, Evidence, condition, effect_part, interval_text, share_interval, tie_allowed
+from .verdict import Claim, fact, seed_effect
 from ..cover import cover_agreement
-from ..stats import mean_interval
-from reinit_nb.studies.freezing import (
-    compare_frozen,
-    freezing_paper_table,
-    one_factor_runs,
-)
+from ..studies.freezing import compare_frozen, one_factor_runs, select_results
 
 # %% ../../nbs/73_claims.freezing.ipynb #2cdcc24b
 def frozen_gaps(d: pd.DataFrame,  # From `one_factor_runs`
                 by: Sequence[str] = ('dataset',),  # Columns that define a setting
                 value: str = 'test_acc'  # Column
-               ) -> pd.DataFrame:  # `by`, seed, gap
+               ) -> pd.DataFrame:  # `by`, seed, difference
     "Return frozen minus trained, seed by seed"
     t = d.pivot_table(index=[*by, 'seed'], columns='frozen', values=value).dropna()
-    return (t[1.] - t[0.]).rename('gap').reset_index()
+    return (t[1.] - t[0.]).rename('difference').reset_index()
 
-def _paper_gap(sweep, value, dataset='cifar10', measure='test accuracy'):
-    "Return the paper's gap, as text"
-    p = freezing_paper_table(sweep, dataset, measure)
-    p = p[p.value == value]
-    return f'{p.frozen.iloc[-1] - p.unfrozen.iloc[-1]:+.1f}' if len(p) else 'none'
-
-def _rows(t): return [o._asdict() for o in t.itertuples(index=False)]
+def _effects_by(gaps, label, column='dataset'):
+    "Return the effect of each dataset; `label` has a place for its name"
+    return {label.format(k): seed_effect(g) for k, g in gaps.groupby(column, sort=False)}
 
 # %% ../../nbs/73_claims.freezing.ipynb #d7eac1c2
-def default_gap(df: pd.DataFrame, scale: str | None = None) -> Evidence:
-    "Measure C1: frozen minus trained on each dataset"
-    t = compare_frozen(one_factor_runs(df, scale=scale))
-    parts, said = [], []
-    for o in _rows(t):
-        k = o['dataset']
-        if k == 'mnist': parts.append(tie_allowed(effect_part('trained − frozen, mnist', o, flip=True)))
-        else: parts.append(effect_part(f'frozen − trained, {k}', o))
-        said.append(f'{k} {interval_text(o)}, p={o["p"]:.2g} (paper {_paper_gap("default", "default", k)})')
-    return Evidence(parts, 'test accuracy, frozen − trained in points: ' + '; '.join(said), int(t.n.min()))
+def _default_network(df, wide, epoch=None, scale=None):
+    "Return the default network after an epoch: at the paper's width where it was run, else the small one"
+    small = one_factor_runs(df, epoch=epoch, scale=scale)
+    if wide is None: return small
+    wide = select_results(wide, epoch=epoch)
+    return pd.concat([small[~small.dataset.isin(wide.dataset.unique())], wide], ignore_index=True)
 
-C1 = Claim('C1', 'freezing', ('sweeps',), default_gap, takes_scale=True)
+def default_gap(df: pd.DataFrame,  # Results of the sweeps
+                wide: pd.DataFrame | None = None,  # Results at the paper's width, for the datasets that have them
+                scale: str | None = None  # Of the results
+               ) -> dict:
+    "Measure C1: frozen minus trained on each dataset"
+    return _effects_by(frozen_gaps(_default_network(df, wide, scale=scale)), 'frozen − trained, {}')
+
+C1 = Claim('C1', 'freezing', ('sweeps', 'width256'), default_gap, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #752bfb15
-def early_gap(df: pd.DataFrame, scale: str | None = None) -> Evidence:
-    "Measure C2: frozen minus trained over the recorded epochs of the first tenth"
-    d = pd.concat([one_factor_runs(df, epoch=e, scale=scale) for e in sorted(df.epoch.unique()) if e > 0])
-    d = d[d.epoch <= np.maximum(1, .1 * d.epochs)]
-    tables = {}
-    for name, value in (('test', 'test_acc'), ('training', 'fit_acc')):
-        means = d.groupby(['dataset', 'frozen', 'seed'], sort=False)[value].mean().reset_index()
-        tables[name] = compare_frozen(means, value=value)
-    said = []
-    for name, t in tables.items():
-        said.append(f'{name} accuracy ' + ', '.join(f'{o["dataset"]} {interval_text(o)}' for o in _rows(t)))
-    parts = [effect_part(f'frozen − trained, first tenth, {o["dataset"]}', o) for o in _rows(tables['test'])]
-    text = ('mean over the recorded epochs of the first tenth, frozen − trained in points: ' + '; '.join(said)
-            + '; judged by test accuracy')
-    return Evidence(parts, text, int(tables['test'].n.min()))
+def early_gap(df: pd.DataFrame,
+              wide: pd.DataFrame | None = None,
+              scale: str | None = None,
+              until: int = 5  # Last epoch
+             ) -> dict:
+    "Measure C2: frozen minus trained over the first epochs"
+    recorded = {*df.epoch} if wide is None else {*df.epoch, *wide.epoch}
+    epochs = [e for e in sorted(recorded) if 0 < e <= until]
+    d = pd.concat([_default_network(df, wide, e, scale) for e in epochs])
+    if wide is not None: d = d[d.recipe.isin(wide.recipe) | ~d.dataset.isin(wide['task.dataset'].unique())]
+    gaps = frozen_gaps(d, ('dataset', 'epoch')).groupby(['dataset', 'seed'], sort=False).difference.mean().reset_index()
+    return _effects_by(gaps, 'frozen − trained, first epochs, {}')
 
-C2 = Claim('C2', 'freezing', ('sweeps',), early_gap, takes_scale=True)
+C2 = Claim('C2', 'freezing', ('sweeps', 'width256'), early_gap, takes_scale=True, runs_from=('width256',))
 
 # %% ../../nbs/73_claims.freezing.ipynb #03590977
 def _last_layer(d):
     measured = [c for c in d if c.startswith('sep_test_') and d[c].notna().any()]
     return max(int(c.rsplit('_', 1)[1]) for c in measured)
 
-def separability_by_depth(df: pd.DataFrame, scale: str | None = None) -> Evidence:
+def separability_by_depth(df: pd.DataFrame, scale: str | None = None) -> dict:
     "Measure C3: test separability before training, last hidden layer minus first"
     d = one_factor_runs(df, epoch=0, scale=scale)
     d = d[d.frozen == 1]
-    last = _last_layer(d)
-    p = freezing_paper_table('default', 'cifar10', 'test separability')
-    p = p[p.value == 'epoch 0'].frozen
-    parts, said, wide = [], [], []
-    for k, g in d.groupby('dataset', sort=False):
-        o = mean_interval(g[f'sep_test_{last}'] - g.sep_test_0)
-        verdict = '✅' if o['hi'] <= 0 else '❌' if o['lo'] > 0 else '➖'
-        parts.append(effect_part(f'layer {last} − layer 0, {k}', o, direction=-1, given=verdict))
-        said.append(f'{k} {interval_text(o)}')
-        wide.append(f'{k} {interval_text(mean_interval(g.sep_test_1 - g.sep_test_0))}')
-    text = (f'test separability before training, hidden layer {last} − layer 0 in points: ' + '; '.join(said)
-            + f' (paper, cifar10: {p.iloc[-1] - p.iloc[0]:+.1f}); the first wide layer − layer 0: ' + '; '.join(wide)
-            + f' (paper {p.iloc[1] - p.iloc[0]:+.1f})')
-    return Evidence(parts, text, d.seed.nunique())
+    effects = {}
+    for name, layer in (('last hidden layer', _last_layer(d)), ('first wide layer', 1)):
+        gaps = d.assign(difference=d[f'sep_test_{layer}'] - d.sep_test_0)[['dataset', 'seed', 'difference']]
+        effects |= _effects_by(gaps, name + ' − first, {}')
+    return effects
 
 C3 = Claim('C3', 'freezing', ('sweeps',), separability_by_depth, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #bbf0668c
-def separability_gap(df: pd.DataFrame, scale: str | None = None) -> Evidence:
+def separability_gap(df: pd.DataFrame, wide: pd.DataFrame | None = None, scale: str | None = None) -> dict:
     "Measure C4: separability of the last layer after training, of training and of test images"
-    d = one_factor_runs(df, scale=scale)
-    last = _last_layer(d)
-    main = 'cifar10' if 'cifar10' in set(d.dataset) else d.dataset.iloc[0]
-    one, said = {}, []
-    for k in ('train', 'test'):
-        rows = _rows(compare_frozen(d, value=f'sep_{k}_{last}'))
-        one[k] = next(o for o in rows if o['dataset'] == main)
-        each = ', '.join(f'{o["dataset"]} {interval_text(o)}' for o in rows)
-        theirs = _paper_gap('default', 'epoch 100', measure=f'{k} separability')
-        said.append(f'{k} data {each} (paper, cifar10: {theirs})')
-    parts = [effect_part(f'trained − frozen, training images, {main}', one['train'], flip=True),
-             effect_part(f'frozen − trained, test images, {main}', one['test'])]
-    text = 'last hidden layer, frozen − trained in points: ' + '; '.join(said) + f'; judged on {main}'
-    return Evidence(parts, text, int(one['test']['n']))
+    d = _default_network(df, wide, scale=scale)
+    effects = {}
+    for k, name in dict(train='training', test='test').items():
+        gaps = frozen_gaps(d, value=f'sep_{k}_{_last_layer(d)}')
+        effects |= _effects_by(gaps, f'frozen − trained, {name} images, {{}}')
+    return effects
 
-C4 = Claim('C4', 'freezing', ('sweeps',), separability_gap, takes_scale=True)
+C4 = Claim('C4', 'freezing', ('sweeps', 'width256'), separability_gap, takes_scale=True, runs_from=('width256',))
 
 # %% ../../nbs/73_claims.freezing.ipynb #422af8d7
-def _collapsed(g, col, standard_errors=0.):
-    "Tell at which depths a network has collapsed"
-    chance = 100 / g.classes.fillna(100 if g.dataset.iloc[0] == 'cifar100' else 10).iloc[0]
-    top = g[col].iloc[0]
-    learned = top > 1.5 * chance   # what has learned nothing cannot collapse
-    return learned & (g[col] + standard_errors * g[f'{col}_se'] < (chance + top) / 2)
+def _middle_of_depths(d):
+    "Return for each dataset and arm the accuracy between chance and the shallowest network"
+    chance = 100 / d.classes.fillna(d.dataset.map(dict(cifar100=100))).fillna(10)
+    shallow = d[d.repeats == d.repeats.min()].groupby(['dataset', 'frozen']).test_acc.mean()
+    top = pd.Series([shallow.get(k, np.nan) for k in zip(d.dataset, d.frozen)], index=d.index)
+    return ((chance + top) / 2).where(top > 1.5 * chance)   # what has learned nothing cannot collapse
 
-def _by_depth(df, scale):
-    "Return frozen and trained accuracy by depth, and where they have collapsed"
+def collapse_by_depth(df: pd.DataFrame, scale: str | None = None) -> dict:
+    "Measure C5: frozen minus trained at the depths at which networks collapse"
     d = one_factor_runs(df, 'repeats', scale=scale)
-    t = compare_frozen(d, ['dataset', 'repeats']).merge(d[['dataset', 'classes']].drop_duplicates(), on='dataset')
-    t = t.sort_values('repeats', kind='stable')
-    groups = []
-    for _, g in t.groupby('dataset', sort=False):
-        groups.append(g.assign(frozen_fell=_collapsed(g, 'frozen'), unfrozen_fell=_collapsed(g, 'unfrozen'),
-                               clearly_fell=_collapsed(g, 'frozen', 1.)))
-    return pd.concat(groups)
-
-def _depth_verdict(t):
-    fell = t[t.unfrozen_fell]
-    if (~fell.frozen_fell & (fell.lo > 0)).any(): return '✅'
-    if (t.clearly_fell & ~t.unfrozen_fell & (t.hi < 0)).any(): return '❌'
-    tested = {k: set(g.repeats) for k, g in t.groupby('dataset')}
-    tight = all(g.repeats.min() - 1 in tested[k] for k, g in fell.groupby('dataset'))
-    both = len(fell) and (fell.clearly_fell & ~(fell.lo > 0)).all()
-    return '❌' if tight and both else '➖'
-
-def _places(t): return ', '.join(f'{o.dataset} R={o.repeats}' for o in t.itertuples()) or 'nowhere'
-
-def collapse_by_depth(df: pd.DataFrame, scale: str | None = None) -> Evidence:
-    "Measure C5: test accuracy by depth, and where it collapses"
-    t = _by_depth(df, scale)
-    verdict = _depth_verdict(t)
-    fell = t[t.unfrozen_fell]
-    candidates = fell[~fell.frozen_fell] if (~fell.frozen_fell).any() else fell
-    leads = []
-    for o in _rows(candidates):
-        leads.append(effect_part(f'frozen − trained, {o["dataset"]} R={o["repeats"]}', o, given=verdict))
-    parts = [max(leads, key=lambda p: p.distance)] if leads else [condition('a collapse', False, verdict)]
-    said = []
-    for k, g in t.groupby('dataset', sort=False):
-        depths = (f'R={o["repeats"]} {o["frozen"]:.1f}/{o["unfrozen"]:.1f} ({interval_text(o)})' for o in _rows(g))
-        said.append(f'{k} ' + ', '.join(depths))
-    printed = freezing_paper_table('depth', 'cifar10').itertuples()
-    theirs = ', '.join(f'{o.frozen:.1f}/{o.unfrozen:.1f} at R={o.value}' for o in printed)
-    text = ('test accuracy by depth, frozen/trained and gap: ' + '; '.join(said)
-            + f'; collapsed, trained: {_places(fell)}; frozen: {_places(t[t.frozen_fell])}; paper, cifar10: {theirs}')
-    return Evidence(parts, text, int(t.n.min()))
+    d = d.assign(middle=_middle_of_depths(d))
+    by = ['dataset', 'repeats']
+    means = d.groupby([*by, 'frozen'])[['test_acc', 'middle']].mean()
+    fell = (means.test_acc < means.middle).unstack('frozen')
+    effects = {}
+    for (dataset, repeats), g in frozen_gaps(d, by).groupby(by, sort=False):
+        effects[f'{dataset} R={repeats}'] = seed_effect(g[['seed', 'difference']])
+    one = [f'{d} R={r}' for d, r in fell.index[fell[0.] != fell[1.]]]
+    candidates = [k for k in one if k in effects and effects[k].n > 1]
+    clearest = max(candidates, key=lambda k: effects[k].value / max(effects[k].hi - effects[k].lo, 1e-9), default=None)
+    found = fact(None, note='no depth at which one of the two has collapsed')
+    if clearest: found = replace(effects[clearest], note=clearest)
+    shown = {f'frozen − trained, {k}': e for k, e in effects.items()}
+    return {'frozen − trained where trained networks have collapsed': found} | shown
 
 C5 = Claim('C5', 'freezing', ('sweeps',), collapse_by_depth, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #53ee7637
-def gap_with_skips(df: pd.DataFrame, scale: str | None = None) -> Evidence:
+def gap_with_skips(df: pd.DataFrame,
+                   scale: str | None = None,
+                   repeats: int = 5  # Depth
+                  ) -> dict:
     "Measure C6: by how much skip connections shrink the gap of deep networks"
-    by = ['dataset', 'repeats']
-    without, with_skips = (frozen_gaps(one_factor_runs(df, 'repeats', scale=scale, skip=k), by) for k in (False, True))
-    t = without.merge(with_skips, on=[*by, 'seed'], suffixes=('', '_skip'))
-    t = t.assign(less=t.gap - t.gap_skip)
-    t = t[t.repeats > 2]
-    o = mean_interval(t.groupby('seed').less.mean())
-    gap = mean_interval(t.groupby('seed').gap.mean())
-    means = t.groupby('repeats')[['gap', 'gap_skip']].mean()
-    said = '; '.join(f'R={o.Index} {o.gap:+.1f} without, {o.gap_skip:+.1f} with' for o in means.itertuples())
-    theirs = float(_paper_gap('depth', '8')) - float(_paper_gap('depth, skips', '8'))
-    text = (f'gap in points: {said}; by how much skips shrink it, seed by seed: {interval_text(o)} '
-            f'(paper, R=8: {theirs:+.1f})')
-    parts = [effect_part('gap without skips − gap with', o), condition('a gap that can shrink', gap['lo'] > 0, '➖')]
-    return Evidence(parts, text, o['n'])
+    plain, skip = (one_factor_runs(df, 'repeats', scale=scale, skip=k) for k in (False, True))
+    collapsed = (plain.test_acc < _middle_of_depths(plain))[plain.repeats == repeats].mean()
+    by = ['dataset', 'repeats', 'seed']
+    gaps = [frozen_gaps(d[d.repeats == repeats], by[:2]) for d in (plain, skip)]
+    t = gaps[0].merge(gaps[1], on=by, suffixes=('_plain', '_skip'))
+    t = t.assign(difference=t.difference_plain - t.difference_skip)
+    said = f'{100 * collapsed:.0f}% of runs without skips collapsed'
+    less = seed_effect(t[['dataset', 'seed', 'difference']], note=said)
+    return {'gap without skips − gap with': less, f'gap without skips, R={repeats}': seed_effect(gaps[0])}
 
 C6 = Claim('C6', 'freezing', ('sweeps',), gap_with_skips, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #d6a5822f
-def gap_by_width(df: pd.DataFrame, scale: str | None = None) -> Evidence:
+def gap_by_width(df: pd.DataFrame, scale: str | None = None) -> dict:
     "Measure C7: points of gap per doubling of the width"
-    t = frozen_gaps(one_factor_runs(df, 'base', scale=scale), ['dataset', 'base'])
-    slopes, each = {}, []
-    for k, g in t.groupby('dataset', sort=False):
-        w = g.pivot(index='seed', columns='base', values='gap').dropna()
-        if w.shape[1] < 3: continue
-        doublings = np.log2(w.columns.to_numpy(dtype=float))
-        slopes[k] = mean_interval(np.polyfit(doublings, w.to_numpy().T, 1)[0])
-        each.append(f'{k} ' + ', '.join(f'{b}: {v:+.1f}' for b, v in g.groupby('base').gap.mean().items()))
-    said = '; '.join(f'{k} {interval_text(o, 2)}' for k, o in slopes.items())
-    text = (f'points of gap per doubling of the width: {said}; gap by base width: ' + '; '.join(each)
-            + f'; paper, cifar10: {_paper_gap("width", "32")} at 32, {_paper_gap("width", "1024")} at 1024')
-    parts = [effect_part(f'gap per doubling, {k}', o) for k, o in slopes.items()]
-    return Evidence(parts, text, min(o['n'] for o in slopes.values()))
+    effects = {}
+    gaps = frozen_gaps(one_factor_runs(df, 'base', scale=scale), ['dataset', 'base'])
+    for k, g in gaps.groupby('dataset', sort=False):
+        w = g.pivot(index='seed', columns='base', values='difference').dropna()
+        if w.shape[1] < 3 or not len(w): continue
+        slope = np.polyfit(np.log2(w.columns.to_numpy(dtype=float)), w.to_numpy().T, 1)[0]
+        said = 'by width ' + ', '.join(f'{b}: {v:+.1f}' for b, v in g.groupby('base').difference.mean().items())
+        effects[f'gap per doubling, {k}'] = seed_effect(pd.Series(slope), note=said)
+    return effects
 
 C7 = Claim('C7', 'freezing', ('sweeps',), gap_by_width, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #58775481
-def gap_at_front(df: pd.DataFrame, scale: str | None = None) -> Evidence:
-    "Measure C8: frozen minus trained with the front frozen"
-    t = compare_frozen(one_factor_runs(df, 'position', scale=scale), ['dataset', 'position'])
-    front = t[t.position == 'front']
-    parts, said = [], []
-    for o in _rows(front):
-        k = o['dataset']
-        parts.append(effect_part(f'front: frozen − trained, {k}', o, direction=-1))
-        said.append(f'{k} {interval_text(o)}, p={o["p"]:.2g} (paper {_paper_gap("position", "front", k)})')
-    rest = '; '.join(f'{o["dataset"]} {o["position"]} {interval_text(o)}' for o in _rows(t[t.position != 'front']))
-    text = 'front, frozen − trained in points: ' + '; '.join(said) + f'; elsewhere: {rest}'
-    return Evidence(parts, text, int(front.n.min()))
+def gap_at_front(df: pd.DataFrame, scale: str | None = None) -> dict:
+    "Measure C8: frozen minus trained with the front frozen, and elsewhere"
+    effects = {}
+    gaps = frozen_gaps(one_factor_runs(df, 'position', scale=scale), ['dataset', 'position'])
+    for position, g in gaps.groupby('position', sort=False):
+        effects |= _effects_by(g[['dataset', 'seed', 'difference']], position + ': frozen − trained, {}')
+    return effects
 
 C8 = Claim('C8', 'freezing', ('sweeps',), gap_at_front, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #337b4b8e
-def gap_with_regularizers(df: pd.DataFrame, scale: str | None = None) -> Evidence:
+def gap_with_regularizers(df: pd.DataFrame, scale: str | None = None) -> dict:
     "Measure C9: by how much BatchNorm and dropout shrink the gap"
     d = one_factor_runs(df, 'regularizer', scale=scale)
     d = d[d.dataset == d[d.regularizer != 'none'].dataset.iloc[0]]
-    t = compare_frozen(d, 'regularizer')
-    gaps = frozen_gaps(d, ['regularizer']).pivot(index='seed', columns='regularizer', values='gap').dropna()
+    gaps = frozen_gaps(d, ['regularizer'])
+    wide = gaps.pivot(index='seed', columns='regularizer', values='difference').dropna()
     # stronger dropout leaves no accuracy that could differ
-    less = {k: mean_interval(gaps['none'] - gaps[k]) for k in ('BatchNorm', 'dropout .1')}
-    parts = [effect_part(f'gap without − gap with {k}', o) for k, o in less.items()]
-    plain = t.set_index('regularizer').lo['none']
-    parts.append(condition('a gain that can shrink', plain > 0, '➖'))
-    by_regularizer = ', '.join(f'{o["regularizer"]} {interval_text(o)}' for o in _rows(t))
-    smaller = ', '.join(f'{k} {interval_text(o)}' for k, o in less.items())
-    text = (f'gap in points: {by_regularizer}; by how much it is smaller, seed by seed: {smaller}; '
-            f'paper, cifar10: {_paper_gap("default", "default")} with neither, '
-            f'{_paper_gap("regularizer", "BatchNorm")} with BatchNorm, '
-            f'{_paper_gap("regularizer", "dropout .1")} with dropout .1')
-    return Evidence(parts, text, len(gaps))
+    effects = {f'gap without − gap with {k}': seed_effect(wide['none'] - wide[k]) for k in ('BatchNorm', 'dropout .1')}
+    return effects | _effects_by(gaps, 'gap, {}', 'regularizer')
 
 C9 = Claim('C9', 'freezing', ('sweeps',), gap_with_regularizers, takes_scale=True)
 
@@ -252,13 +183,18 @@ C9 = Claim('C9', 'freezing', ('sweeps',), gap_with_regularizers, takes_scale=Tru
 _ROUGHNESS = dict(top='largest eigenvalue', trace='trace', noise='loss added by noise')
 _SPACES = dict(trained='in what each trains', all='in all parameters', base='outside the reservoirs')
 
-def roughness_table(df: pd.DataFrame  # Results of the landscapes
-                   ) -> pd.DataFrame:  # Per epoch, space and measure: n, frozen, unfrozen, ratio, gap, lo, hi, p
-    "Compare the roughness of the landscape, frozen against trained; `trained`: in the parameters that each trains"
+def _with_noise(df):
+    "Add the mean over the deviations of the noise"
     d = df.copy()
     for k in ('all', 'base'):
         levels = [c for c in d if c.startswith('noise_') and c.endswith(f'_{k}') and c != f'noise_{k}']
         d[f'noise_{k}'] = d[levels].mean(axis=1)
+    return d
+
+def roughness_table(df: pd.DataFrame  # Results of the landscapes
+                   ) -> pd.DataFrame:  # Per epoch, space and measure: n, frozen, unfrozen, ratio, gap, lo, hi, p
+    "Compare the roughness of the landscape, frozen against trained; `trained`: in the parameters that each trains"
+    d = _with_noise(df)
     for m in _ROUGHNESS: d[f'{m}_trained'] = np.where(d.frozen == 1, d[f'{m}_base'], d[f'{m}_all'])
     rows = []
     for (epochs, g), space, m in product(d.groupby('epochs'), _SPACES, _ROUGHNESS):
@@ -267,39 +203,32 @@ def roughness_table(df: pd.DataFrame  # Results of the landscapes
     return pd.DataFrame(rows)
 
 def landscape_roughness(df: pd.DataFrame  # Results of the landscapes
-                       ) -> Evidence:
+                       ) -> dict:
     "Measure C10: roughness of the loss, early and at the end"
-    t = roughness_table(df)
-    parts = []
-    for o in t[t.space == 'base'].itertuples():
-        percent = {k: 100 * getattr(o, k) / o.unfrozen for k in ('gap', 'lo', 'hi')}
-        parts.append(effect_part(f'{o.measure}, {o.epochs} epochs, frozen − trained', percent, '%', direction=-1))
-    said = []
-    for (epochs, space), g in t.groupby(['epochs', 'space'], sort=False):
-        each = ', '.join(f'{o.measure} × {o.ratio:.2f} (p={o.p:.2g})' for o in g.itertuples())
-        said.append(f'after {epochs} epochs, {_SPACES[space]}: {each}')
-    return Evidence(parts, 'frozen over trained: ' + '; '.join(said), int(t.n.min()))
+    d = _with_noise(df)
+    effects = {}
+    for (m, name), epochs in product(_ROUGHNESS.items(), sorted(d.epochs.unique())):
+        g = d[d.epochs == epochs]
+        logs = g.assign(logs=np.log2(g[f'{m}_base'].where(g[f'{m}_base'] > 0)))
+        when = 'at the end' if epochs == d.epochs.max() else f'after {epochs} epochs'
+        effects[f'{name}, frozen over trained, {when}'] = seed_effect(frozen_gaps(logs, ['epochs'], 'logs'))
+    return effects
 
 C10 = Claim('C10', 'freezing', ('landscapes',), landscape_roughness)
 
 # %% ../../nbs/73_claims.freezing.ipynb #355827f0
 def cover_curve(df: pd.DataFrame  # Of `cover.measure_cover`, one or several
-               ) -> Evidence:
+               ) -> dict:
     "Measure C11: share of exact intervals that hold Cover's probability"
-    groups = {k: g for k, g in df.groupby('layers', sort=False)}
-    t = {k: cover_agreement(g).iloc[0] for k, g in groups.items()}
-    few = any(((g.P > .05) & (g.P < .95)).sum() < 3 for g in groups.values())
-    raw = [o for k, o in t.items() if '→' not in str(k)]
-    verdict = '❌' if any(o.p < .05 for o in raw) else '✅'
-    if not raw or few: verdict = '➖'
-    said = '; '.join(f'{k} {100 * o.inside:.0f}% of {o.points:.0f}, p={o.p:.2g}' for k, o in t.items())
-    text = f"share of exact intervals that hold Cover's probability, and p of the worst point (Bonferroni): {said}"
-    points = sum(int(o.points) for o in raw)
-    parts = [condition('points at which it could come out otherwise', False, verdict)]
-    if points:
-        inside = share_interval(round(sum(o.inside * o.points for o in raw)), points)
-        parts = [effect_part("intervals that hold Cover's probability", inside, '%', null=None, given=verdict)]
-    return Evidence(parts, text, int(df.trials.sum()))
+    effects = {}
+    for layers, g in df.groupby('layers', sort=False):
+        o = cover_agreement(g).iloc[0]
+        tested = ((g.P > .05) & (g.P < .95)).sum() >= 3
+        found = fact(o.p >= .05 if tested else None, 100 * o.inside, int(g.trials.sum()),
+                     f'{int(o.points)} points, p of the worst {o.p:.2g}')
+        through = f', through layers {layers}' if '→' in str(layers) else ''
+        effects[f"intervals that hold Cover's probability{through}"] = found
+    return effects
 
 C11 = Claim('C11', 'freezing', ('cover',), cover_curve)
 

@@ -5,260 +5,175 @@
 # %% auto #0
 __all__ = ['Z1', 'Z2', 'Z3', 'Z4', 'Z5', 'Z6', 'Z7', 'Z8', 'Z9', 'Z10', 'Z11', 'eigenvalue_agreement', 'escape_agreement',
            'frozen_by_decay', 'pair_norms_over_time', 'sparsity_gaps', 'decay_and_rate', 'reset_gain',
-           'reset_gain_by_images', 'loss_correlations', 'frozen_in_imagenet', 'warm_start_gap']
+           'reset_gain_by_images', 'accuracy_correlations', 'frozen_in_imagenet', 'warm_start_gap']
 
 # %% ../../nbs/72_claims.frozen.ipynb #6e94c941
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.stats import spearmanr
 
-from reinit_nb.claims.verdict import (
-    Claim,
-    Evidence,
-    Part,
-    condition,
-    effect_part,
-    interval_or_none,
-    interval_text,
-    rank_interval,
-)
-from ..stats import mean_interval, paired_interval
-from ..studies.reinit_cnn import format_gains
-from ..studies.transfer import variant_gains
+from .verdict import Claim, fact, seed_effect, share_effect
+from ..stats import paired_differences
 
 # %% ../../nbs/72_claims.frozen.ipynb #d0e0f1a8
 def eigenvalue_agreement(df: pd.DataFrame  # From `stability.eigenvalue_evidence`
-                        ) -> Evidence:
+                        ) -> dict:
     "Measure Z1: derived eigenvalues against the formula, and against numbers"
     complete = (df.n == 2).any() and (df.n > 2).any()
     holds = complete and df.equal.all() and df.max_error.max() < 1e-9
-    said = []
-    for o in df.itertuples():
-        relation = 'equal' if o.equal else 'not equal'
-        said.append(f'{o.n} weights: {o.eigenvalues} ({relation} to the formula)')
-    text = (f'derived symbolically: {"; ".join(said)}; '
-            f'largest error at {int(df.draws.min())} random numbers {df.max_error.max():.1g}')
-    part = Part('eigenvalues equal to the formula', 100 * float(df.equal.mean()), unit='%', null=None,
-                given='✅' if holds else '❌')
-    return Evidence([part], text, int(df.draws.sum()))
+    said = f'{"; ".join(df.eigenvalues.astype(str))}; largest error at random numbers {df.max_error.max():.1g}'
+    return {'eigenvalues equal to the formula': fact(holds, 100 * df.equal.mean(), int(df.draws.sum()), said)}
 
 Z1 = Claim('Z1', 'frozen_weights', ('eigenvalues',), eigenvalue_agreement)
 
 # %% ../../nbs/72_claims.frozen.ipynb #ac189be5
 def escape_agreement(df: pd.DataFrame  # From `stability.escape_evidence`
-                    ) -> Evidence:
+                    ) -> dict:
     "Measure Z2: does a simulated flow escape from zero when it is predicted to?"
-    parts, said = [], []
+    effects = {}
     for o in df.itertuples():
-        verdict = '❌' if o.high < 1 and o.agree < 1 else '➖'
-        if o.agree == 1 and o.low > .95: verdict = '✅'
-        percent = dict(mean=100 * o.agree, lo=100 * o.low, hi=100 * o.high)
-        label = f'prediction and fate agree, {o.weights} weights, {o.how}'
-        parts.append(effect_part(label, percent, '%', null=95., given=verdict))
-        said.append(f'{o.weights} weights, {o.how}: {o.escaped} of {o.n} escape, {o.predicted} predicted, '
-                    f'agreement {100 * o.agree:.1f}% [{100 * o.low:.1f}, {100 * o.high:.1f}]')
-    return Evidence(parts, '; '.join(said), int(df.n.sum()))
+        said = f'{o.escaped} escape, {o.predicted} predicted'
+        agree = share_effect(round(o.agree * o.n), o.n, said)
+        effects[f'prediction and fate agree, {o.weights} weights, {o.how}'] = agree
+    return effects
 
 Z2 = Claim('Z2', 'frozen_weights', ('flow',), escape_agreement)
 
 # %% ../../nbs/72_claims.frozen.ipynb #d21518b1
-def _frozen_by_decay(g):
-    "Return the part of one network, and how it is said"
-    model, top = g.model.iloc[0], g.wd.max()
-    rho, p = stats.spearmanr(g.wd, g.share) if g.share.nunique() > 1 else (0., 1.)
-    share = g.set_index('seed').share
-    o = mean_interval(100 * (share[(g.wd == top).to_numpy()] - share[(g.wd == 0).to_numpy()]))
-    verdict = '➖'
-    if rho < 0 and p < .05 or o['hi'] < 0 or not g.share.any(): verdict = '❌'
-    if rho > 0 and p < .05 and o['lo'] > 0: verdict = '✅'
-    each = ', '.join(f'{wd:g}: {100 * h.share.mean():.1f}' for wd, h in g.groupby('wd'))
-    said = f'{model} {verdict} {each} (rank correlation {rho:.2f}, p={p:.1g}; {top:g} − none {interval_text(o)})'
-    return effect_part(f'frozen filters, decay {top:g} − none, {model}', o, given=verdict), said
+def _correlation_effect(df, x, y, note=''):
+    "Return the rank correlation of two columns within seeds; 0 where one of them does not vary"
+    def rho(g): return spearmanr(g[x], g[y])[0] if g[x].nunique() > 1 < g[y].nunique() else 0.
+    return seed_effect(df.groupby('seed')[[x, y]].apply(rho), note=note, within=(-1, 1))
 
 def frozen_by_decay(df: pd.DataFrame  # Labelled runs with weight decay
-                   ) -> Evidence:
+                   ) -> dict:
     "Measure Z3: filters frozen at the end, by weight decay"
-    end = df[df.test_acc.notna()]
-    parts, said = zip(*(_frozen_by_decay(g) for _, g in end.groupby('model', sort=False)))
-    text = 'filters frozen at the end, in %, by weight decay: ' + '; '.join(said)
-    return Evidence(parts, text, end.seed.nunique())
+    effects = {}
+    for model, g in df[df.test_acc.notna()].groupby('model', sort=False):
+        means = '; '.join(f'{wd:g}: {100 * h.share.mean():.1f}%' for wd, h in g.groupby('wd'))
+        gap = paired_differences(g, 'share', g.wd.max(), 0, arm='wd')
+        effects[f'frozen filters, largest decay − none, {model}'] = seed_effect(gap, 100, note=f'by decay {means}')
+        effects[f'ρ of frozen filters and decay, {model}'] = _correlation_effect(g, 'wd', 'share')
+    return effects
 
 Z3 = Claim('Z3', 'frozen_weights', ('decays',), frozen_by_decay)
 
 # %% ../../nbs/72_claims.frozen.ipynb #6cd26897
 def _norm_change(t, treatment):
-    "Return the change of norms in powers of 10, and how it is said"
+    "Return the change of norms in powers of 10, mean over layers and weight decays, by seed"
     g = t[(t.treatment == treatment) & (t.wd > 0)].set_index(['wd', 'seed', 'layer'])
     ends = g[g.epoch == g.epoch.max()].norm / g[g.epoch == 0].norm
-    o = mean_interval(np.log10(ends.clip(lower=1e-12)).groupby('seed').mean())
-    part = effect_part('change of the norm of tiny pairs', o, 'powers of 10', direction=-1)
-    return part, f'{part.verdict}: {(ends < 1).sum()} of {len(ends)} returned, norm × 10^{interval_text(o, 2)}'
+    change = np.log10(ends.clip(lower=1e-12)).groupby('seed').mean()
+    return seed_effect(change, note=f'{(ends < 1).sum()} of {len(ends)} returned')
 
 def pair_norms_over_time(t: pd.DataFrame  # One row per pair and look
-                        ) -> Evidence:
-    "Measure Z4: norms of zeroed and of tiny pairs"
+                        ) -> dict:
+    "Measure Z4: norms of zeroed and of tiny filters"
     largest = t[t.treatment == 'zero'].norm.max()
-    part, pairs = _norm_change(t, 'tiny')
-    _, triples = _norm_change(t, 'tiny3')
-    text = (f'largest norm of a zeroed pair {largest:g}; tiny rows and columns {pairs}; '
-            f'not judged, tiny rows, normalizations and columns {triples}')
-    return Evidence([part, condition('zeroed pairs stay zero', not largest > 0)], text, t.seed.nunique())
+    return {'zeroed filters stay zero': fact(not largest > 0, largest, t.seed.nunique(), 'largest norm at any time'),
+            'change of the norm of tiny filters': _norm_change(t, 'tiny3'),
+            'change of the norm of tiny rows and columns alone': _norm_change(t, 'tiny')}
 
 Z4 = Claim('Z4', 'frozen_weights', ('pairs',), pair_norms_over_time)
 
 # %% ../../nbs/72_claims.frozen.ipynb #9c0fdac4
 def sparsity_gaps(df: pd.DataFrame  # Runs of the sparse networks
-                 ) -> Evidence:
+                 ) -> dict:
     "Measure Z5: test accuracy of mono-sparse, doubly sparse and mutually frozen networks"
-    d = df[df.kind != 'none'].assign(test=100 * df.test_acc)
-    means = d.groupby(['kind', 'seed']).test.mean().reset_index()
-    pairs = ('mono', 'double'), ('double', 'mutual')
-    gaps = {f'{a} − {b}': paired_interval(means, 'test', a, b, arm='kind') for a, b in pairs}
-    level = d.groupby('q').sparsity_before.agg(['min', 'max']).to_numpy()
-    text = ('test accuracy in points, mean over four levels, interval over seeds: '
-            + '; '.join(f'{k} {interval_text(o)}' for k, o in gaps.items())
-            + '; measured sparsity ' + ', '.join(f'{100 * lo:.0f}–{100 * hi:.0f}%' for lo, hi in level))
-    return Evidence([effect_part(k, o) for k, o in gaps.items()], text, d.seed.nunique())
+    d = df[df.kind != 'none']
+    def gaps(a, b): return paired_differences(d, 'test_acc', a, b, arm='kind', by=('q', 'seed'))
+    double, mono = gaps('double', 'mutual'), gaps('mono', 'double')
+    effects = {'double − mutual': seed_effect(double, 100),
+               'mono − double at the highest level': seed_effect(mono[mono.q == mono.q.max()], 100)}
+    return effects | {f'mono − double at level {q:g}': seed_effect(g, 100) for q, g in mono.groupby('q')}
 
 Z5 = Claim('Z5', 'frozen_weights', ('sparse',), sparsity_gaps)
 
 # %% ../../nbs/72_claims.frozen.ipynb #846ae971
-def _variant_part(df, name, a, b):
-    "Return the part of one comparison, and how it is said"
-    o = interval_or_none(100 * variant_gains(df, a, b).gain)
-    return effect_part(name, o), f'{name}: ' + ('not measured' if o is None else interval_text(o))
+def _variant_effect(df, a, b, value='test_acc'):
+    "Return variant `a` minus variant `b`, averaged over settings within a seed"
+    pairs = paired_differences(df, value, a, b, arm='variant', by=('setting', 'seed'), complete=False)
+    return seed_effect(pairs.dropna(), 100)
 
 def decay_and_rate(decays: pd.DataFrame,  # Labelled runs over weight decay
                    rates: pd.DataFrame  # Labelled runs over learning rates
-                  ) -> Evidence:
+                  ) -> dict:
     "Measure Z6: enough weight decay and learning rate, and low → high"
-    models = [(f' ({k})', g) for k, g in decays.groupby('setting', sort=False)]
-    found = [_variant_part(g, f'weight decay 1e-3 − 0{k}', '1e-3', '0') for k, g in models]
-    found.append(_variant_part(rates, 'learning rate 0.05 − 0.0005', '0.05', '0.0005'))
-    found += [_variant_part(g, f'weight decay 1e-4 → 1e-3 − 1e-3{k}', '1e-4 → 1e-3', '1e-3') for k, g in models]
-    found.append(_variant_part(rates, 'learning rate 0.005 → 0.05 − 0.05', '0.005 → 0.05', '0.05'))
-    parts, said = zip(*found)
-    others = [k for k in dict.fromkeys(rates.variant) if '→' in k and k != '0.005 → 0.05']
-    more = [_variant_part(rates, f'learning rate {k} − 0.05', k, '0.05')[1] for k in others]
-    groups = [*decays.groupby('setting', sort=False), ('learning rate', rates)]
-    best = ', '.join(f'{k} {d.groupby("variant").test_acc.mean().idxmax()}' for k, d in groups)
-    text = (f'test accuracy in points, {"; ".join(said)}; not judged, {"; ".join(more) or "nothing"}; '
-            f'best on average: {best}')
-    return Evidence(parts, text, decays.seed.nunique())
+    effects = {}
+    for a, b in (('1e-3', '0'), ('1e-4 → 1e-3', '1e-3')):
+        for model, g in decays.groupby('setting', sort=False):
+            effects[f'weight decay {a} − {b} ({model})'] = _variant_effect(g, a, b)
+    for a, b in (('0.05', '0.0005'), ('0.005 → 0.05', '0.05'), ('0.0005 → 0.05', '0.05')):
+        effects[f'learning rate {a} − {b}'] = _variant_effect(rates, a, b)
+    return effects
 
 Z6 = Claim('Z6', 'transfer', ('decays', 'rates'), decay_and_rate)
 
 # %% ../../nbs/72_claims.frozen.ipynb #8d115321
-def _learned_settings(df, variant='standard'):
-    "Return the settings in which all control networks ended below the training loss of guessing"
-    d = df[df.variant == variant]
-    learned = (d.train_loss < np.log(d.classes)).groupby(d.setting).all()
-    return set(learned.index[learned])
-
 def reset_gain(df: pd.DataFrame  # Labelled runs of the task changes
-              ) -> Evidence:
-    "Measure Z7: reset minus standard, over task changes"
-    d = df[~df.setting.str.contains('Pets')]   # pets are in none of the paper's tables
-    learned = _learned_settings(d)
-    every = variant_gains(d, 'reset', 'standard').groupby('setting', sort=False).gain.mean()
-    counted = every[every.index.isin(learned)]
-    n = df.seed.nunique()
-    if len(counted) < 2:
-        return Evidence([], f'{len(counted)} task changes in which the network without a reset learned', n)
-    each = '; '.join(f'{k} {100 * v:+.1f}' for k, v in counted.items())
-    left = ', '.join(k for k in dict.fromkeys(d.setting) if k not in learned)
-    with_them = f' (with them {format_gains(every)})' if left else ''
-    frozen = d[d.variant == 'standard'].groupby('setting').frozen_before.mean()
-    text = (f'reset − standard in points over {len(counted)} task changes, wins:losses: {format_gains(counted)} '
-            f'({each}); not counted, since the training loss without a reset stayed above that of guessing: '
-            f'{left or "none"}{with_them}; changes with frozen filters before the second task: '
-            f'{(frozen > 0).sum()} of {len(frozen)}')
-    part = effect_part('reset − standard over task changes', mean_interval(100 * counted))
-    return Evidence([part], text, n, undecided=not (frozen > 0).any())
+              ) -> dict:
+    "Measure Z7: reset minus standard, over task changes with frozen filters"
+    frozen = df[df.variant == 'standard'].groupby('setting').frozen_before.mean()
+    d = df[df.setting.isin(frozen.index[frozen > 0])]
+    d = d.assign(frozen_share=d.frozen / d.filters)
+    quantities = {'training accuracy': 'train_acc', 'frozen filters left': 'frozen_share', 'test accuracy': 'test_acc'}
+    effects = {f'{k}, reset − standard': _variant_effect(d, 'reset', 'standard', v) for k, v in quantities.items()}
+    for setting, g in df.groupby('setting', sort=False):
+        effects[f'test accuracy, reset − standard, {setting}'] = _variant_effect(g, 'reset', 'standard')
+    return effects
 
 Z7 = Claim('Z7', 'transfer', ('changes',), reset_gain)
 
 # %% ../../nbs/72_claims.frozen.ipynb #2007d8c6
 def reset_gain_by_images(df: pd.DataFrame  # Labelled runs with fractions of the images
-                        ) -> Evidence:
-    "Measure Z8: reset minus standard with all and with few images"
-    gaps = variant_gains(df, 'reset', 'standard')
-    g = 100 * gaps.pivot(index='seed', columns='setting', values='gain').dropna()
-    if g.shape[1] < 2 or len(g) < 2:
-        return Evidence([], 'not measured: two numbers of images and two seeds are the least', df.seed.nunique())
-    by_fraction = {f: mean_interval(g[f]) for f in sorted(g)}
-    few, many = min(g), max(g)
-    growth = mean_interval(g[many] - g[few])
-    parts = [effect_part('reset − standard, all images', by_fraction[many]),
-             effect_part('standard − reset, fewest images', by_fraction[few], flip=True),
-             effect_part('growth of reset − standard', growth)]
-    learned = _learned_settings(df)
-    bad = [f'{f:g}' for f in g if f not in learned]
-    said = '; '.join(f'{f:g} of the images {interval_text(o)}' for f, o in by_fraction.items())
-    text = (f'reset − standard in points: {said}; growth from few to many {interval_text(growth)}')
-    if bad: text += ('; not settled, since networks without a reset stayed above the training loss of guessing with '
-                     f'{", ".join(bad)} of the images')
-    return Evidence(parts, text, len(g), undecided=bool(bad))
+                        ) -> dict:
+    "Measure Z8: growth of reset minus standard from few to many images"
+    by = 'setting', 'seed'
+    pairs = paired_differences(df, 'test_acc', 'reset', 'standard', arm='variant', by=by, complete=False)
+    gain = pairs.pivot(index='seed', columns='setting', values='difference').dropna()
+    effects = {f'reset − standard, {f:g} of the images': seed_effect(gain[f], 100) for f in gain}
+    if gain.shape[1] > 1: effects['growth of reset − standard'] = seed_effect(gain[max(gain)] - gain[min(gain)], 100)
+    return effects
 
 Z8 = Claim('Z8', 'transfer', ('samples',), reset_gain_by_images)
 
 # %% ../../nbs/72_claims.frozen.ipynb #cfab14e9
-def loss_correlations(df: pd.DataFrame  # One row per run: source, setting, variant, test_loss, first_frozen, fisher
-                     ) -> Evidence:
-    "Measure Z9: rank correlations of test loss with frozen filters and with the Fisher score"
-    t = df.groupby(['source', 'setting', 'variant'])[['test_loss', 'first_frozen', 'fisher']].mean()
-    with_frozen = int((t.first_frozen > 0).sum())
-    long = t.index.get_level_values('source') == 'longer'
-    ranks = t.groupby(np.where(long, 'long', 'short')).rank(pct=True)
-    frozen, fisher = rank_interval(ranks.first_frozen, ranks.test_loss), rank_interval(ranks.fisher, ranks.test_loss)
-    text = (f'rank correlation over {len(t)} settings: with frozen filters {interval_text(frozen, 2)} '
-            f'({with_frozen} settings have any), with the Fisher score {interval_text(fisher, 2)}')
-    alone = []
-    for name, o in (('short', t[~long]), ('long', t[long])):
-        if len(o) < 4: continue
-        a, b = rank_interval(o.first_frozen, o.test_loss), rank_interval(o.fisher, o.test_loss)
-        alone.append(f'{name} stages alone ({len(o)} settings) {interval_text(a, 2)} and {interval_text(b, 2)}')
-    if long.any(): text += '; ' + '; '.join(alone)
-    parts = [effect_part('ρ of test loss and frozen filters', frozen, 'ρ'),
-             effect_part('−ρ of test loss and Fisher score', fisher, 'ρ', flip=True)]
-    return Evidence(parts, text, df.seed.nunique(), undecided=with_frozen < 4)
+def accuracy_correlations(df: pd.DataFrame  # One row per run: source, setting, variant, test_acc, first_frozen, fisher
+                         ) -> dict:
+    "Measure Z9: rank correlations of test accuracy with the Fisher score and with frozen filters"
+    values = ['test_acc', 'test_loss', 'first_frozen', 'fisher']
+    ranks = df.groupby(['seed', df.source == 'longer'])[values].rank(pct=True).assign(seed=df.seed)
+    with_frozen = (df.groupby(['source', 'setting', 'variant']).first_frozen.mean() > 0).sum()
+    effects = {'ρ of test accuracy and Fisher score': _correlation_effect(ranks, 'fisher', 'test_acc'),
+               'ρ of test loss and Fisher score': _correlation_effect(ranks, 'fisher', 'test_loss')}
+    if with_frozen >= 4:
+        rho = _correlation_effect(ranks, 'first_frozen', 'test_acc', f'{with_frozen} settings have any')
+        effects['ρ of test accuracy and frozen filters'] = rho
+    return effects
 
-Z9 = Claim('Z9', 'transfer', ('tradeoff',), loss_correlations)
+Z9 = Claim('Z9', 'transfer', ('tradeoff',), accuracy_correlations)
 
 # %% ../../nbs/72_claims.frozen.ipynb #31bd1a32
-def frozen_in_imagenet(df: pd.DataFrame  # Counts by two rules, at several cutoffs
-                      ) -> Evidence:
-    "Measure Z10: frozen filters of a ResNet-50 at the cutoff 0.01"
-    t = df[df.cutoff == .01].set_index('rule')
-    if not len(t): return Evidence([], 'not counted at the cutoff 0.01', 0)
-    some = t.frozen > 0
-    verdict = '✅' if some.all() else '➖' if some.any() else '❌'
-    said = []
-    for rule, o in t.iterrows():
-        said.append(f'by {rule}: {int(o.frozen)} of {int(o.filters)} filters, {int(o.double)} double-frozen '
-                    f'and {int(o.triple)} triple-frozen weights')
-    label = f'frozen filters by {t.frozen.idxmin()}'
-    part = Part(label, float(t.frozen.min()), unit='filters', null=None, given=verdict)
-    return Evidence([part], 'one ResNet-50, cutoff 0.01, ' + '; '.join(said), 1)
+def frozen_in_imagenet(df: pd.DataFrame  # Counts by several rules, at several cutoffs
+                      ) -> dict:
+    "Measure Z10: frozen filters of networks trained on ImageNet, at the cutoff 0.01"
+    effects = {}
+    for o in df[df.cutoff == .01].itertuples():
+        said = f'of {int(o.filters)}; {int(o.double)} double-frozen and {int(o.triple)} triple-frozen weights'
+        by = '' if o.rule == 'pairs of consecutive layers' else f', by {o.rule}'
+        effects[f'frozen filters, {o.network}{by}'] = fact(o.frozen > 0, o.frozen, 1, said)
+    return effects
 
 Z10 = Claim('Z10', 'frozen_weights', ('imagenet',), frozen_in_imagenet, scale='paper')
 
 # %% ../../nbs/72_claims.frozen.ipynb #ef605f2c
 def warm_start_gap(df: pd.DataFrame  # Labelled runs: setting is the start, variant the learning rate
-                  ) -> Evidence:
+                  ) -> dict:
     "Measure Z11: cold minus warm start"
     d = df.rename(columns=dict(setting='variant', variant='setting'))
-    gaps = variant_gains(d, 'cold, as long', 'warm')
-    n = df.seed.nunique()
-    if gaps.seed.nunique() < 2: return Evidence([], 'warm and cold starts of equally many steps cannot be paired', n)
-    gain = gaps.groupby('seed').gain.mean()
-    each = '; '.join(f'learning rate {k} {format_gains(g.gain)}' for k, g in gaps.groupby('setting', sort=False))
-    loss = variant_gains(d, 'warm', 'cold, as long', 'test_loss').gain
-    second = variant_gains(d, 'cold', 'warm').groupby('seed').gain.mean()
-    text = ('cold − warm in points with equally many steps in all, mean over learning rates, interval over seeds, '
-            f'wins:losses: {format_gains(gain)} ({each}); test loss, warm − cold: {format_gains(loss, 1, 2)}; '
-            f'a cold start with the steps of the second stage only − warm: {format_gains(second)}')
-    return Evidence([effect_part('cold − warm', mean_interval(100 * gain))], text, n)
+    return {'cold − warm on 10%': _variant_effect(d, 'cold, as long', 'warm'),
+            'cold − warm on 50%': _variant_effect(d, 'cold, as long', 'warm on half'),
+            'cold with the steps of the second stage only − warm': _variant_effect(d, 'cold', 'warm')}
 
 Z11 = Claim('Z11', 'transfer', ('warm',), warm_start_gap)
 

@@ -4,240 +4,172 @@
 
 # %% auto #0
 __all__ = ['R1', 'R2', 'R3', 'R4', 'R5', 'R6', 'R7', 'R8', 'R9', 'R10', 'R11', 'R12', 'R13', 'gains_at_alpha1', 'lead_of_lw',
-           'best_penalties', 'wins_by_architecture', 'best_by_architecture', 'accuracy_gain', 'gain_by_budget',
-           'fitted_settings', 'margin_gain', 'size_ratio', 'with_sharpness', 'flatness_gain', 'ablation_gains',
-           'hyperparameter_gains', 'round_speedup']
+           'best_penalties', 'wins_by_architecture', 'tree_predictions', 'fitted_settings', 'setting_differences',
+           'accuracy_gain', 'gain_by_budget', 'margin_gain', 'size_ratio', 'with_sharpness', 'flatness_gain',
+           'ablation_gains', 'hyperparameter_gains', 'round_speedup']
 
 # %% ../../nbs/71_claims.reinit.ipynb #2ff53928
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.stats import spearmanr
 
-from reinit_nb.claims.verdict import (
-    Claim,
-    Evidence,
-    condition,
-    effect_part,
-    interval_text,
-    rank_interval,
-    share_interval,
-    strongest_part,
-)
+from .verdict import Claim, fact, seed_effect, share_effect
 from ..reinit import PAPER_METHODS
-from ..stats import decision_tree, holm, mean_interval, paired_interval, pairwise, sign_test
+from ..stats import decision_tree, paired_differences
 from ..store import paper_table
 from reinit_nb.studies.reinit_cnn import (
     HYPERPARAMETER_COLUMNS,
     SETTING_COLUMNS,
-    format_gains,
     numbered_columns,
-    setting_gains,
     weight_size_ratios,
 )
 from ..studies.reinit_tables import PAIR_COLUMNS, TREE_FEATURES, experiment_designs, table3_pairs
 from ..studies.synthetic import PENALTY_FACTOR, last_round, synthetic_table5, table5_methods
 
 # %% ../../nbs/71_claims.reinit.ipynb #f5d24d24
-def _in_percent(df):
-    "Return the ends of runs, with accuracies in % and α as a column"
-    d = last_round(df).rename(columns={'task.alpha': 'alpha'})
-    return d.assign(test=100 * d.test_acc, train=100 * d.train_acc)
+def _ends(df):
+    "Return the ends of runs, with α as a column"
+    return last_round(df).rename(columns={'task.alpha': 'alpha'})
 
 def gains_at_alpha1(df: pd.DataFrame  # Runs of `table1_recipes`
-                   ) -> Evidence:
+                   ) -> dict:
     "Measure R1: gains over BL at α = 1, and training accuracy"
-    d = _in_percent(df)
+    d = _ends(df)
     d = d[d.alpha == 1]
-    gain = {m: paired_interval(d, 'test', m, 'BL') for m in PAPER_METHODS if m not in ('BL', 'DSD')}
-    train = d.groupby('method').train.mean().min()
-    parts = [effect_part(f'{m} − BL at α=1', o) for m, o in gain.items()]
-    parts.append(condition('training accuracy of 100%, to one decimal', train >= 99.95))
-    said = ', '.join(f'{m} {interval_text(o)}' for m, o in gain.items())
-    text = f'gain over BL in points: {said}; lowest mean training accuracy {train:.2f}%'
-    return Evidence(parts, text, d.seed.nunique())
+    methods = [m for m in PAPER_METHODS if m not in ('BL', 'DSD')]
+    effects = {f'{m} − BL at α=1': seed_effect(paired_differences(d, 'test_acc', m, 'BL'), 100) for m in methods}
+    train = 100 * d.groupby('method').train_acc.mean().min()
+    return effects | {'training accuracy': fact(train >= 99.95, train, d.seed.nunique())}
 
 R1 = Claim('R1', 'synthetic', ('table1',), gains_at_alpha1)
 
 # %% ../../nbs/71_claims.reinit.ipynb #a8bc79d3
 def lead_of_lw(df: pd.DataFrame  # Runs of `table1_recipes`
-              ) -> Evidence:
+              ) -> dict:
     "Measure R2: LW against the best other method at every α"
-    parts, said = [], []
-    for alpha, d in _in_percent(df).groupby('alpha'):
-        lead = {m: paired_interval(d, 'test', 'LW', m) for m in PAPER_METHODS if m != 'LW'}
-        m, o = min(lead.items(), key=lambda kv: kv[1]['mean'])
-        verdict = '❌' if any(v['hi'] < 0 for v in lead.values()) else '✅'
-        if np.isnan(o['lo']): verdict = '➖'
-        parts.append(effect_part(f'LW − {m} at α={alpha:g} (a tie will do)', o, given=verdict))
-        said.append(f'α={alpha:g}: {interval_text(o)} to {m}')
-    text = 'lead of LW over the best other method in points: ' + '; '.join(said)
-    return Evidence(parts, text, df.seed.nunique())
+    effects = {}
+    for alpha, d in _ends(df).groupby('alpha'):
+        rival = d[d.method != 'LW'].groupby('method').test_acc.mean().idxmax()
+        gain = paired_differences(d, 'test_acc', 'LW', rival)
+        effects[f'LW − best other method at α={alpha:g}'] = seed_effect(gain, 100, note=f'which is {rival}')
+    return effects
 
 R2 = Claim('R2', 'synthetic', ('table1',), lead_of_lw)
 
 # %% ../../nbs/71_claims.reinit.ipynb #38dff097
 def best_penalties(df: pd.DataFrame,  # Runs of `table5_recipes`
                    factor: float = PENALTY_FACTOR  # As in `table5_recipes`
-                  ) -> Evidence:
+                  ) -> dict:
     "Measure R3: Rescaling and LW against the baseline, each at its best penalty"
     t = synthetic_table5(df, factor)
     best = {m: g.loc[g['mean'].idxmax(), 'l2'] for m, g in t.groupby('method', sort=False)}
     d = last_round(df).assign(name=table5_methods, l2=lambda o: (o.l2 / factor).round(6))
     d = pd.concat([d[(d.name == m) & (d.l2 == p)] for m, p in best.items()])
-    parts, said = [], []
+    effects = {}
     for m in ('Rescaling', 'LW'):
-        o = paired_interval(d, 'test_acc', m, 'Baseline', arm='name')
-        parts.append(effect_part(f'{m} − Baseline, best penalties', {k: 100 * v for k, v in o.items()}))
-        parts.append(condition(f'{m} wants less penalty', best[m] < best['Baseline']))
-        said.append(f'{m} {interval_text(o, 2)}')
-    mean = t.set_index(['method', 'l2'])['mean']
-    table = '; '.join(f'{m} {mean[m, p]:.2f} at {p:g}' for m, p in best.items())
-    return Evidence(parts, f'best of six penalties: {table}; gain ' + ', '.join(said), d.seed.nunique())
+        gain = paired_differences(d, 'test_acc', m, 'Baseline', arm='name')
+        effects[f'{m} − Baseline, best penalties'] = seed_effect(gain, 100)
+        said = f'{best[m]:g} and {best["Baseline"]:g}'
+        effects[f'best penalty of {m} below that of Baseline'] = fact(best[m] < best['Baseline'], note=said)
+    return effects
 
 R3 = Claim('R3', 'synthetic', ('table5',), best_penalties)
 
 # %% ../../nbs/71_claims.reinit.ipynb #48e20c0f
-def _wins_verdict(row, other, level):
-    "Decide one pair by its sign test, in both directions"
-    if row.wins > row.losses and row.p < 1 - level: return '✅'
-    return '❌' if other.wins > other.losses and other.p < 1 - level else '➖'
-
-def _wins_text(o):
-    ties = f' and {o.ties} tied' if o.ties else ''
-    test = f', {o.note}' if np.isnan(o.p) else f', p={o.p:.2g} (Holm {o.holm:.2g})'
-    return f'{o.arch} {o.wins}:{o.losses}{ties}{test}'
-
-def wins_by_architecture(df: pd.DataFrame | None = None,  # Table 2; default: as printed
-                         alternative: str = 'two-sided',  # As in `stats.pairwise`
-                         level: float = .95  # Of evidence
-                        ) -> Evidence:
+def wins_by_architecture(df: pd.DataFrame | None = None  # Table 2; default: as printed
+                        ) -> dict:
     "Measure R4: wins of LW over BL on every architecture"
-    df = paper_table('reinit_table2') if df is None else df
-    t = table3_pairs(df, alternative).set_index(['a', 'b'])
-    ours, theirs = t.loc[('LW', 'BL')], t.loc[('BL', 'LW')]
-    parts = []
-    for o, other in zip(ours.itertuples(), theirs.itertuples()):
-        share = share_interval(o.wins, o.wins + o.losses)
-        verdict = _wins_verdict(o, other, level)
-        parts.append(effect_part(f'wins of LW over BL, {o.arch}', share, '%', null=50., given=verdict))
-    text = f'wins:losses of LW against BL, {alternative}: ' + '; '.join(map(_wins_text, ours.itertuples()))
-    return Evidence(parts, text, len(df[[*PAIR_COLUMNS, 'arch']].drop_duplicates()))
+    t = table3_pairs(paper_table('reinit_table2') if df is None else df)
+    effects = {}
+    for o in t[(t.a == 'LW') & (t.b == 'BL')].itertuples():
+        said = o.note or f'p = {o.p:.2g} (Holm {o.holm:.2g})'
+        effects[f'wins of LW over BL, {o.arch}'] = share_effect(o.wins, o.wins + o.losses, said)
+    return effects
 
 R4 = Claim('R4', 'reinit_tables', ('table2',), wins_by_architecture, scale='paper')
 
 # %% ../../nbs/71_claims.reinit.ipynb #28abbbee
-def _closest_rivals(df, level):
-    "Yield for each architecture: the pair of the named method and its closest rival, and the verdict"
-    top = df.assign(best=df.accuracy == df.groupby([*PAIR_COLUMNS, 'arch']).accuracy.transform('max'))
-    pairs = pairwise(top, 'best', on=PAIR_COLUMNS, by='arch', methods=list(PAPER_METHODS), min_pairs=1)
-    for arch, t in pairs.groupby('arch', sort=False):
-        q = t[t.a == ('FC' if arch == 'vgg16' else 'LW')]
-        won = ((q.wins > q.losses) & (q.p < 1 - level)).all()
-        lost = ((q.losses > q.wins) & (holm(q.p) < 1 - level)).any()
-        verdict = '✅' if won else '❌' if lost else '➖'
-        yield arch, q.loc[(q.wins - q.losses).idxmin()], verdict
-
-def best_by_architecture(df: pd.DataFrame | None = None,  # Table 2; default: as printed
-                         level: float = .95  # Of evidence
-                        ) -> Evidence:
-    "Measure R5: how often LW, or FC on vgg16, is the best of all methods"
+def tree_predictions(df: pd.DataFrame | None = None  # Table 2; default: as printed
+                    ) -> dict:
+    "Measure R5: what a decision tree predicts where"
     df = paper_table('reinit_table2') if df is None else df
     d = experiment_designs(df).dropna(subset='best')
     d = d.assign(guess=decision_tree(d, TREE_FEATURES, 'best').predict(d))
-    parts, said = [], []
-    for arch, o, verdict in _closest_rivals(df, level):
-        share = share_interval(o.wins, o.wins + o.losses)
-        parts.append(effect_part(f'{o.a} best, not {o.b}, on {arch}', share, '%', null=50., given=verdict))
-        guesses = ', '.join(f'{m} {n}' for m, n in d[d.arch == arch].guess.value_counts().items())
-        said.append(f'{arch} {verdict} {o.a} {o.wins}:{o.losses} {o.b} (p={o.p:.2g}; the tree says {guesses})')
-    text = 'times best, against the closest rival: ' + '; '.join(said)
-    return Evidence(parts, text, len(df[[*PAIR_COLUMNS, 'arch']].drop_duplicates()))
+    rest = d[d.guess != 'FC']
+    said = '; '.join(f'{a} ' + ', '.join(f'{m} {n}' for m, n in g.guess.value_counts().items())
+                     for a, g in d.groupby('arch', sort=False))
+    on_vgg = (d.guess == 'FC') == (d.arch == 'vgg16')
+    effects = {'the tree predicts LW wherever it does not predict FC':
+               fact((rest.guess == 'LW').all(), 100 * (rest.guess == 'LW').mean(), len(rest), said),
+               'the tree predicts FC exactly on vgg16': fact(on_vgg.all(), 100 * on_vgg.mean(), len(d))}
+    top = df.assign(best=df.accuracy == df.groupby([*PAIR_COLUMNS, 'arch']).accuracy.transform('max'))
+    for (arch, method), g in top.groupby(['arch', 'method'], sort=False):
+        if method in ('LW', 'FC'): effects[f'{method} best of six, {arch}'] = share_effect(g.best.sum(), len(g))
+    return effects
 
-R5 = Claim('R5', 'reinit_tables', ('table2',), best_by_architecture, scale='paper')
+R5 = Claim('R5', 'reinit_tables', ('table2',), tree_predictions, scale='paper')
 
 # %% ../../nbs/71_claims.reinit.ipynb #ff7332e4
-def _by_model(t, factor=100., digits=1):
-    "Write the gains of each network"
-    return '; '.join(f'{m} {format_gains(g.gain, factor, digits)}' for m, g in t.groupby('model', sort=False))
+def fitted_settings(df: pd.DataFrame,  # From `label_cnn`
+                    on=SETTING_COLUMNS,  # Columns that define a setting
+                    at: float = .99  # Training accuracy
+                   ) -> pd.DataFrame:
+    "Return the runs of settings in which BL and LW fit their training images"
+    accuracy = df[df.method.isin(('BL', 'LW'))].groupby([*on, 'method']).train_acc.mean().unstack()
+    fits = accuracy.min(axis=1) >= at
+    return df[[bool(fits[k]) for k in df[list(on)].itertuples(index=False, name=None)]]
+
+def setting_differences(df: pd.DataFrame,  # From `label_cnn`
+                        value: str = 'test_acc',  # What is compared
+                        a: str = 'LW',  # Method: this …
+                        b: str = 'BL',  # … minus this
+                        on=SETTING_COLUMNS  # Columns that define a setting
+                       ) -> pd.DataFrame:  # `on`, seed, difference
+    "Return differences between two methods, by setting and seed; none if one of them was not run"
+    if not {a, b} <= set(df.method): return pd.DataFrame(columns=[*on, 'seed', 'difference'])
+    return paired_differences(df, value, a, b, by=[*on, 'seed'])
 
 def accuracy_gain(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
-                 ) -> Evidence:
+                 ) -> dict:
     "Measure R6: gain of LW over BL in test accuracy"
-    t = setting_gains(df)
-    text = (f'LW − BL in points over {len(t)} settings, with wins:losses: {format_gains(t.gain)} '
-            f'(sign test p={sign_test(t.gain):.2g}); {_by_model(t)}')
-    return Evidence([effect_part('LW − BL over settings', mean_interval(100 * t.gain))], text, df.seed.nunique())
+    plain = setting_differences(fitted_settings(df[~df.augment]))
+    augmented = setting_differences(df[df.augment])
+    effects = {'LW − BL': seed_effect(plain, 100), 'LW − BL, with augmentation': seed_effect(augmented, 100)}
+    return effects | {f'LW − BL, {m}': seed_effect(g, 100) for m, g in plain.groupby('model', sort=False)}
 
 R6 = Claim('R6', 'reinit_cnn', ('grid',), accuracy_gain)
 
 # %% ../../nbs/71_claims.reinit.ipynb #b947a34b
-def _p_above_zero(values):
-    "Return the one-sided p-value that the mean is not above zero"
-    o = mean_interval(values)
-    if o['n'] < 2 or not o['std'] > 0: return np.nan
-    return float(stats.t.sf(o['mean'] / (o['std'] / o['n']**.5), o['n'] - 1))
-
 def gain_by_budget(df: pd.DataFrame  # From `label_cnn` of `budget_runs`
-                  ) -> Evidence:
-    "Measure R7: gain of LW at every total number of epochs but the largest"
-    t = setting_gains(df, on=('dataset', 'total_epochs', 'seed'))   # pairs: a dataset and a seed
-    gains = {e: g.gain for e, g in t.groupby('total_epochs')}
-    early = list(gains)[:-1]
-    up = holm([_p_above_zero(gains[e]) for e in early])
-    down = holm([_p_above_zero(-gains[e]) for e in early])
-    parts = []
-    for e, better, worse in zip(early, up, down):
-        verdict = '✅' if better < .05 else '❌' if worse < .05 else '➖'
-        parts.append(effect_part(f'LW − BL, {e} epochs', mean_interval(100 * gains[e]), given=verdict))
-    said = '; '.join(f'{e} epochs {format_gains(g)}' for e, g in gains.items())
-    return Evidence(parts, f'LW − BL in points for equal steps, the longest last: {said}', df.seed.nunique())
+                  ) -> dict:
+    "Measure R7: gain of LW for shares of the steps"
+    effects = {}
+    for epochs, d in df.groupby('total_epochs'):
+        label = f'LW − BL, {epochs / df.total_epochs.max():g} of the steps to convergence'
+        effects[label] = seed_effect(setting_differences(d), 100)
+    return effects
 
-R7 = Claim('R7', 'reinit_cnn', ('budgets',), gain_by_budget, strongest_part)
+R7 = Claim('R7', 'reinit_cnn', ('budgets',), gain_by_budget)
 
 # %% ../../nbs/71_claims.reinit.ipynb #359c3c73
-def fitted_settings(df: pd.DataFrame,  # From `label_cnn` of `grid_runs`
-                    at: float = .95  # Training accuracy
-                   ) -> pd.DataFrame:
-    "Return the runs without augmentation of settings in which BL and LW fit their training images"
-    d = df[~df.augment]
-    by = list(SETTING_COLUMNS)
-    accuracy = d[d.method.isin(('BL', 'LW'))].groupby([*by, 'method']).train_acc.mean().unstack()
-    fits = accuracy.min(axis=1) >= at
-    return d[[bool(fits[k]) for k in d[by].itertuples(index=False, name=None)]]
-
-def _nothing_fits(df):
-    return Evidence([], 'no setting in which BL and LW fit their training images', df.seed.nunique())
-
 def margin_gain(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
-               ) -> Evidence:
+               ) -> dict:
     "Measure R8: mean margin of the smallest tenth"
-    d = fitted_settings(df)
-    if not len(d): return _nothing_fits(df)
-    t = setting_gains(d, 'margin')
-    text = (f'mean margin of the smallest tenth, LW − BL over {len(t)} settings: {format_gains(t.gain, 1, 3)}; '
-            f'{_by_model(t, 1, 3)}')
-    return Evidence([effect_part('LW − BL, smallest tenth', mean_interval(t.gain), 'margin')], text, d.seed.nunique())
+    d = fitted_settings(df[~df.augment])
+    return {'LW − BL, smallest tenth': seed_effect(setting_differences(d, 'margin'))}
 
 R8 = Claim('R8', 'reinit_cnn', ('grid',), margin_gain)
 
 # %% ../../nbs/71_claims.reinit.ipynb #3da84066
-def size_ratio(df: pd.DataFrame,  # From `label_cnn` of `grid_runs`
-               near: float = 1.1  # Ratios up to this are no increase
-              ) -> Evidence:
-    "Measure R9: size of the weights over that of BL, as geometric mean"
-    d = fitted_settings(df)
-    if not len(d): return _nothing_fits(df)
+def size_ratio(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
+              ) -> dict:
+    "Measure R9: size of the weights over that of BL"
+    d = fitted_settings(df[~df.augment])
+    if not len(d): return {}
     t = weight_size_ratios(d)
-    t = t.assign(log=np.log(t.ratio)).groupby(['method', *SETTING_COLUMNS], sort=False).log.mean().reset_index()
-    sizes, said = {}, []
-    for m, g in t.groupby('method', sort=False):
-        o = mean_interval(g.log)
-        sizes[m] = {k: np.exp(o[k]) for k in ('mean', 'lo', 'hi')} | dict(n=o['n'])
-        said.append('{} {mean:.2f} [{lo:.2f}, {hi:.2f}]'.format(m, **sizes[m]))
-    text = (f'size over that of BL, geometric mean over {sizes["LW"]["n"]} settings; '
-            f'up to {near} counts as no increase: {", ".join(said)}')
-    part = effect_part('size of LW over that of BL', sizes['LW'], '×', null=near, direction=-1)
-    return Evidence([part], text, df.seed.nunique())
+    t = t.assign(difference=np.log2(t.ratio))[['method', *SETTING_COLUMNS, 'seed', 'difference']]
+    groups = t.groupby('method', sort=False)
+    return {f'log2 of the size of {m} over that of BL': seed_effect(g.drop(columns='method')) for m, g in groups}
 
 R9 = Claim('R9', 'reinit_cnn', ('grid',), size_ratio)
 
@@ -249,75 +181,59 @@ def with_sharpness(df: pd.DataFrame,  # From `label_cnn`
     return df.assign(sharp=df[numbered_columns(df, stem)].mean(axis=1))
 
 def flatness_gain(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
-                 ) -> Evidence:
+                 ) -> dict:
     "Measure R10: what noise on the weights takes from BL, minus what it takes from LW"
-    d = fitted_settings(df)
-    if not len(d): return _nothing_fits(df)
-    t = setting_gains(with_sharpness(d), 'sharp', 'BL', 'LW')
-    loss = setting_gains(with_sharpness(d, 'noise_loss_'), 'sharp', 'BL', 'LW').gain
-    text = ('training accuracy that noise takes from BL minus what it takes from LW, in points, mean over σ, '
-            f'{len(t)} settings: {format_gains(t.gain)}; {_by_model(t)}; '
-            f'the same for the loss it adds: {format_gains(loss, 1, 2)}')
-    part = effect_part('what noise takes from BL − from LW', mean_interval(100 * t.gain))
-    return Evidence([part], text, d.seed.nunique())
+    d = with_sharpness(fitted_settings(df[~df.augment]))
+    return {'what noise takes from BL − from LW': seed_effect(setting_differences(d, 'sharp', 'BL', 'LW'), 100)}
 
 R10 = Claim('R10', 'reinit_cnn', ('grid',), flatness_gain)
 
 # %% ../../nbs/71_claims.reinit.ipynb #a8308ddd
 _ABLATION_PAIRS = {'LW − without reinitialization': ('LW', 'no reinitialization'),
-                   'reinitialization only − without it': ('reinitialization only', 'no reinitialization'),
                    'LW − kept blocks frozen': ('LW', 'kept blocks frozen'),
-                   'LW − BL of equal steps': ('LW', 'BL')}
+                   'LW − BL of equal steps': ('LW', 'BL'),
+                   'reinitialization only − without it': ('reinitialization only', 'no reinitialization'),
+                   'BL − BL with the steps of one round': ('BL', 'BL, one round')}
 
 def ablation_gains(df: pd.DataFrame  # From `label_cnn` of `ablation_runs`
-                  ) -> Evidence:
+                  ) -> dict:
     "Measure R11: differences between variants of LW"
-    gains = {k: setting_gains(df, 'test_acc', a, b).gain for k, (a, b) in _ABLATION_PAIRS.items()}
-    longer = setting_gains(df, 'test_acc', 'BL', 'BL, one round').gain
-    text = ('in points over settings: ' + '; '.join(f'{k} {format_gains(g)}' for k, g in gains.items())
-            + f'; for comparison, BL − BL with the steps of one round {format_gains(longer)}')
-    return Evidence([effect_part(k, mean_interval(100 * g)) for k, g in gains.items()], text, df.seed.nunique())
+    return {k: seed_effect(setting_differences(df, 'test_acc', a, b), 100) for k, (a, b) in _ABLATION_PAIRS.items()}
 
 R11 = Claim('R11', 'reinit_cnn', ('ablations',), ablation_gains)
 
 # %% ../../nbs/71_claims.reinit.ipynb #91715c9b
 def hyperparameter_gains(df: pd.DataFrame  # From `label_cnn` of `hyperparameter_runs`
-                        ) -> Evidence:
-    "Measure R12: share of settings in which LW is ahead, and rank correlation of gain and accuracy"
+                        ) -> dict:
+    "Measure R12: share of settings in which LW is at least as good, and rank correlation of gain and accuracy"
     on = list(HYPERPARAMETER_COLUMNS)
-    fits = df[df.method == 'BL'].groupby(on).train_acc.transform('mean')
-    bad = set(df.loc[fits.index[fits < .5], on].itertuples(index=False, name=None))
-    t = setting_gains(df[[k not in bad for k in df[on].itertuples(index=False, name=None)]], on=on)
-    p_sign = sign_test(t.gain)
-    most = '➖' if p_sign >= .05 else '✅' if (t.gain > 0).mean() > .5 else '❌'
-    centered = t.groupby('dataset')[['base', 'gain']].transform(lambda c: c - c.mean())
-    accuracy = centered.base + centered.gain / 2
-    rho, p = stats.spearmanr(accuracy, centered.gain)
-    more = '➖' if not p < .05 else '✅' if rho < 0 else '❌'
-    text = (f'LW − BL in points over {len(t)} settings ({len(bad)} dropped): {format_gains(t.gain)} '
-            f'(sign test p={p_sign:.2g}); rank correlation of gain and accuracy {rho:.2f} (p={p:.2g})')
-    share = share_interval((t.gain > 0).sum(), (t.gain != 0).sum())
-    parts = [effect_part('settings in which LW is ahead of BL', share, '%', null=50., given=most),
-             effect_part('−ρ of gain and accuracy', rank_interval(accuracy, centered.gain), 'ρ', flip=True, given=more)]
-    return Evidence(parts, text, df.seed.nunique())
+    d = fitted_settings(df, on)
+    gain = setting_differences(d, on=on)
+    everywhere = {'LW − BL in points, fitted or not': seed_effect(setting_differences(df, on=on), 100)}
+    if not len(gain): return everywhere
+    base = d[d.method == 'BL'].set_index([*on, 'seed']).test_acc.rename('base')
+    t = gain.join(base, on=[*on, 'seed'])
+    ahead = (t.difference >= 0).groupby(t.seed).mean()
+    centered = t.groupby(['seed', 'dataset'])[['base', 'difference']].transform(lambda c: c - c.mean())
+    t = t.assign(accuracy=centered.base + centered.difference / 2, gain=centered.difference)
+    varied = t.groupby('seed').filter(lambda g: g.gain.nunique() > 2)
+    rho = varied.groupby('seed')[['accuracy', 'gain']].apply(lambda g: spearmanr(g.accuracy, g.gain)[0])
+    return {'settings in which LW is at least as good as BL': seed_effect(ahead, 100, within=(0, 100)),
+            'ρ of gain and accuracy': seed_effect(rho, within=(-1, 1)),
+            'LW − BL in points': seed_effect(gain, 100)} | everywhere
 
 R12 = Claim('R12', 'reinit_cnn', ('settings',), hyperparameter_gains)
 
 # %% ../../nbs/71_claims.reinit.ipynb #64aed2d1
 def round_speedup(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
-                 ) -> Evidence:
+                 ) -> dict:
     "Measure R13: steps until learned, first round minus last"
     d = df[(df.method == 'LW') & ~df.augment]
     cols = [c for c in numbered_columns(d, 'fit_') if d[c].notna().any()]
     cols = sorted(cols, key=lambda c: int(c.removeprefix('fit_')))
     last = d[cols].ffill(axis=1).iloc[:, -1]   # networks may differ in the number of rounds
-    less = d.assign(less=d.fit_1 - last).groupby(list(SETTING_COLUMNS), sort=False).less.mean()
-    rounds = []
-    for m, g in d.groupby('model', sort=False):
-        rounds.append(f'{m} ' + ' → '.join(f'{g[c].mean():.0f}' for c in cols if g[c].notna().any()))
-    text = f'steps until learned, first round minus last: {format_gains(less, 1)}; round by round: ' + '; '.join(rounds)
-    part = effect_part('steps of the first round − of the last', mean_interval(less), 'steps')
-    return Evidence([part], text, d.seed.nunique())
+    less = d.assign(difference=d.fit_1 - last)[[*SETTING_COLUMNS, 'seed', 'difference']].dropna()
+    return {'steps of the first round − of the last': seed_effect(less)}
 
 R13 = Claim('R13', 'reinit_cnn', ('grid',), round_speedup)
 

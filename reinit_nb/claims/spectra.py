@@ -7,30 +7,16 @@ __all__ = ['F1', 'F2', 'F3', 'F4', 'F5', 'F6', 'F7', 'depth_effects', 'learning_
            'random_label_accuracy', 'gradient_width_contrasts', 'flatness_of_worse']
 
 # %% ../../nbs/74_claims.spectra.ipynb #81794f58
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 
-from reinit_nb.claims.verdict import (
-    Claim,
-    Evidence,
-    condition,
-    effect_part,
-    interval_or_none,
-    interval_text,
-    share_interval,
-    tie_allowed,
-)
-from ..stats import format_interval, mean_interval, paired_differences, paired_interval
+from .verdict import Claim, seed_effect, share_effect
+from ..stats import paired_differences
 
 # %% ../../nbs/74_claims.spectra.ipynb #dd043bd7
 def _learned_points(df, most):
     "Return the runs that leave no more than this share of the signal's power at their points"
     return df[~(df.left > most)] if 'left' in df else df
-
-def _text_or_unknown(o, digits=1):
-    return 'unknown (too few runs learned their points)' if o is None else interval_text(o, digits)
 
 def _deep_minus_shallow(d, kind, value):
     "Return `value` of the deepest minus that of the shallowest, by seed"
@@ -40,46 +26,32 @@ def _deep_minus_shallow(d, kind, value):
 
 def depth_effects(df: pd.DataFrame,  # Labelled runs of `depths`
                   most: float = .05  # Runs that leave more of the signal's power at their points do not count
-                 ) -> Evidence:
+                 ) -> dict:
     "Measure F1: centroid before training and interpolation error, deepest minus shallowest"
-    learned = _learned_points(df, most)
-    quantities = (('centroid0', 'centroid before training', 1., 'cycles', 2, df),   # before training: all runs count
-                  ('error', 'error', 100., '%', 1, learned))
-    parts, said = [], []
-    for kind in ('gaussian', 'sine'):
-        for value, name, factor, unit, digits, d in quantities:
-            growth = factor * _deep_minus_shallow(d, kind, value)
-            more = (growth - factor * _deep_minus_shallow(d, 'relu', value)).dropna()
-            up, relu = interval_or_none(growth), interval_or_none(more)
-            parts.append(effect_part(f'{kind}, deep − shallow, {name}', up, unit))
-            parts.append(effect_part(f'{kind} − ReLU, deep − shallow, {name}', relu, unit))
-            than = f', more than ReLU by {_text_or_unknown(relu, digits)}' if up else ''
-            said.append(f'{kind} {name} {_text_or_unknown(up, digits)}{than}')
-    own = interval_or_none(100 * _deep_minus_shallow(learned, 'relu', 'error'))
-    parts.append(tie_allowed(effect_part('ReLU, shallow − deep, error', own, '%', flip=True)))
-    text = (f'deepest minus shallowest (depth {df.depth.max()} and {df.depth.min()}; centroids in cycles per unit, '
-            f'errors in % of the signal): {"; ".join(said)}; ReLU error {_text_or_unknown(own)}')
-    if len(learned) < len(df):
-        text += (f'; {len(df) - len(learned)} of {len(df)} runs left more than {100 * most:g}% of the signal '
-                 'unlearned, and their errors do not count')
-    return Evidence(parts, text, df.seed.nunique())
+    learned = _learned_points(df.assign(error=100 * df.error), most)
+    quantities = (('centroid0', 'centroid before training', df),   # before training: all runs count
+                  ('error', 'error', learned))
+    effects = {}
+    for value, name, d in quantities:
+        relu = _deep_minus_shallow(d, 'relu', value)
+        effects[f'ReLU, deep − shallow, {name}'] = seed_effect(relu)
+        for kind in ('gaussian', 'sine'):
+            growth = _deep_minus_shallow(d, kind, value)
+            effects[f'{kind}, deep − shallow, {name}'] = seed_effect(growth)
+            effects[f'{kind} − ReLU, deep − shallow, {name}'] = seed_effect((growth - relu).dropna())
+    return effects
 
 F1 = Claim('F1', 'spectra', ('depths',), depth_effects)
 
 # %% ../../nbs/74_claims.spectra.ipynb #7c25bcc7
 def learning_order(t: pd.DataFrame  # act, seed, tau, reached
-                  ) -> Evidence:
+                  ) -> dict:
     "Measure F2: Kendall's tau of frequency and step, for every activation"
-    parts, said = [], []
+    effects = {}
     for act, g in t.groupby('act', sort=False):
-        o = mean_interval(g.tau)
-        o |= dict(lo=max(o['lo'], -1.), hi=min(o['hi'], 1.))   # τ is no larger
-        parts.append(effect_part(f'τ of frequency and step, {act}', o, 'τ'))
-        same = ' (the same in all seeds)' if g.tau.nunique() == 1 else ''   # no spread: the interval is a point
-        said.append(f'{act} {interval_text(o, 2)}{same}, {g.reached.mean():.1f} frequencies reached')
-    text = ("Kendall's tau between frequency and step, with frequencies that were not reached as the last: "
-            + '; '.join(said))
-    return Evidence(parts, text, t.seed.nunique())
+        said = f'{g.reached.mean():.1f} frequencies reached'
+        effects[f'τ of frequency and step, {act}'] = seed_effect(g.tau, note=said, within=(-1, 1))
+    return effects
 
 F2 = Claim('F2', 'spectra', ('order',), learning_order)
 
@@ -89,143 +61,70 @@ def _fast_relu(df):
     fast = next((k for k in df.kind.unique() if k.startswith('relu') and ', high' in k), 'relu he, high')
     return fast, fast.split(',')[0]
 
-def spike_remains(df: pd.DataFrame,  # Labelled runs of `arms`
-                  least: float = .3,  # Amplitude that the start must have at the watched frequency
-                  share: float = .5  # Of it, what must be left
-                 ) -> Evidence:
-    "Measure F3: share of the spike that is left, and errors of networks with high frequencies"
+def spike_remains(df: pd.DataFrame  # Labelled runs of `spikes`
+                 ) -> dict:
+    "Measure F3: amplitude at the spike after training, and errors of networks with high frequencies"
     d = df.assign(error=100 * df.error)
     fast, slow = _fast_relu(df)
+    def gap(value, a, b): return seed_effect(paired_differences(d, value, a, b, arm='kind', complete=False))
+    effects = {'amplitude at the spike after training, with it − without': gap('spike1', fast, slow),
+               'error, with the spike − without': gap('error', fast, slow)}
+    for a, b in ((fast, f'{slow}, dc'), ('gaussian', 'gaussian low'), ('gaussian', 'relu')):
+        effects[f'error, {a} − {b}'] = gap('error', a, b)
     high = d[d.kind == fast]
-    before, kept = mean_interval(high.spike0), mean_interval(high.spike1 / high.spike0)
-    spike = effect_part('share of the spike that is left', kept, 'share', null=share)
-    if not before['mean'] > least: spike = replace(spike, given='➖')
-    pairs = ((fast, slow), (fast, f'{slow}, dc'), ('gaussian', 'gaussian low'), ('gaussian', 'relu'))
-    errors = {f'{a} − {b}': paired_interval(d, 'error', a, b, arm='kind') for a, b in pairs}
-    left = format_interval(kept['mean'], kept['lo'], kept['hi'], 2, signed=False)
-    text = (f'amplitude {before["mean"]:.2f} before, of which {left} is left (more than {share:g} is asked for); '
-            'error in % of the signal: '
-            + '; '.join(f'{k} {interval_text(o)}' for k, o in errors.items()))
-    parts = [spike, *(effect_part(f'error, {k}', o, '%') for k, o in errors.items())]
-    return Evidence(parts, text, df.seed.nunique())
+    return effects | {'share of the spike that is left': seed_effect(high.spike1 / high.spike0)}
 
-F3 = Claim('F3', 'spectra', ('arms',), spike_remains)
+F3 = Claim('F3', 'spectra', ('spikes',), spike_remains)
 
 # %% ../../nbs/74_claims.spectra.ipynb #fc97ea57
 def kernel_law(df: pd.DataFrame  # Runs of `laws`
-              ) -> Evidence:
+              ) -> dict:
     "Measure F4: runs that follow the law and vanish at high frequency"
-    parts, said = [], []
-    for k, g in df.groupby('name', sort=False):
-        mostly = g.agree.mean() >= .5 and g.vanishes.mean() >= .5
-        parts.append(condition(f'law, {k}', g.agree.all() and g.vanishes.all(), '➖' if mostly else '❌'))
-        said.append(f'{k} {int(g.agree.sum())} of {len(g)} agree (relative error up to {g.error.max():.1g}; '
-                    f'{g.control.median():.1g} for the kernel of another network), {int(g.vanishes.sum())} vanish '
-                    f'(upper half of the frequencies / lowest sixteenth: up to {g.decay.max():.2g})')
-    share = share_interval((df.agree & df.vanishes).sum(), len(df))
-    parts.append(effect_part('runs that follow the law and vanish', share, '%', null=50., decides=False))
-    return Evidence(parts, '; '.join(said), df.seed.nunique())
+    good = df.agree & df.vanishes
+    said = f'relative error up to {df.error.max():.1g}; {df.control.median():.1g} for the kernel of another network'
+    effects = {'runs that follow the law and vanish': share_effect(good.sum(), len(df), said)}
+    return effects | {f'the same, {k}': share_effect(g.sum(), len(g)) for k, g in good.groupby(df.name, sort=False)}
 
 F4 = Claim('F4', 'spectra', ('laws',), kernel_law)
 
 # %% ../../nbs/74_claims.spectra.ipynb #84b90ca5
-def _start_differences(df, a, b, values):
+def _start_effect(df, a, b, values):
     "Return `values` of start `a` minus those of `b`, for pairs in which both reached 100%"
     by = ['model', 'task.dataset', 'task.n_train', 'seed']
     reached = df.assign(value=values)[df.reached.astype(bool)]
-    return paired_differences(reached, 'value', a, b, arm='labels', by=by, complete=False).sort_values(by)
-
-def _contrast(label, d, unit, digits=1):
-    "Return the part of one contrast (`None` if there are too few pairs), and how it is said"
-    by_seed = d.groupby('seed').difference.mean()
-    if len(by_seed) < 2: return None, f'{len(d)} pairs in which both reached 100%'
-    part = effect_part(label, mean_interval(by_seed), unit)
-    networks = d.groupby(['model', 'task.dataset'], sort=False).difference
-    own = [mean_interval(g) for _, g in networks if len(g) > 1]
-    above, below = sum(o['lo'] > 0 for o in own), sum(o['hi'] < 0 for o in own)
-    opposite = below if part.verdict == '✅' else above if part.verdict == '❌' else 0
-    if opposite: part = replace(part, given='➖')
-    o = dict(mean=part.value, lo=part.lo, hi=part.hi)
-    return part, (f'{interval_text(o, digits)} ({len(d)} pairs; of {len(own)} networks by themselves, '
-                  f'{above} above zero and {below} below)')
-
-def _reversed(part, label):
-    "Return the same effect, subtracted the other way round"
-    given = {'✅': '❌', '❌': '✅'}.get(part.given, part.given)
-    return replace(part, label=label, value=-part.value, lo=-part.hi, hi=-part.lo, given=given)
+    pairs = paired_differences(reached, 'value', a, b, arm='labels', by=by, complete=False)
+    if len(pairs): return seed_effect(pairs, note=f'{len(pairs)} pairs')
 
 def random_label_accuracy(df: pd.DataFrame  # Runs of `pictures`
-                         ) -> Evidence:
+                         ) -> dict:
     "Measure F5: test accuracy after learning random or swapped labels first"
-    found = {}
-    for a, b in (('random', 'none'), ('swapped', 'none'), ('swapped', 'random')):
-        found[a, b] = _contrast(f'{a} − {b}', _start_differences(df, a, b, 100 * df.test_accuracy), 'points')
-    left = int((~df.reached.astype(bool)).sum())
-    text = ('test accuracy in points, mean over networks and data, interval over seeds: '
-            + '; '.join(f'{a} − {b} {said}' for (a, b), (_, said) in found.items())
-            + f'; {left} of {len(df)} runs did not reach 100% and do not count')
-    harm, swapped, contrast = (p for p, _ in found.values())
-    parts = []
-    if harm is not None: parts.append(_reversed(harm, 'none − random'))
-    if swapped is not None: parts.append(tie_allowed(swapped))
-    if contrast is not None: parts.append(contrast)
-    return Evidence(parts, text, df.seed.nunique(), undecided=len(parts) < 3)
+    pairs = ('none', 'random'), ('swapped', 'none'), ('swapped', 'random')
+    return {f'{a} − {b}': _start_effect(df, a, b, 100 * df.test_accuracy) for a, b in pairs}
 
 F5 = Claim('F5', 'spectra', ('pictures',), random_label_accuracy)
 
 # %% ../../nbs/74_claims.spectra.ipynb #a31be8ae
 def gradient_width_contrasts(df: pd.DataFrame  # Runs of `pictures`
-                            ) -> Evidence:
+                            ) -> dict:
     "Measure F6: width of the histogram of gradients at the pixels after random labels"
-    asked = {'before, against swapped labels': ('swapped', 'width0'), 'after, against none': ('none', 'width1'),
-             'after, against swapped labels': ('swapped', 'width1')}
-    found = {}
-    for k, (b, value) in asked.items():
-        d = _start_differences(df, 'random', b, np.log2(df[value]))
-        found[k] = _contrast(f'width, {k}', d, 'powers of 2', 2)
-    text = ('width after random labels, in powers of 2, mean over networks and data, interval over seeds: '
-            + '; '.join(f'{k} {said}' for k, (_, said) in found.items()))
-    parts = [p for p, _ in found.values() if p is not None]
-    return Evidence(parts, text, df.seed.nunique(), undecided=len(parts) < len(found))
+    asked = {'width before, random over swapped labels': ('swapped', 'width0'),
+             'width after, random over none': ('none', 'width1'),
+             'width after, random over swapped labels': ('swapped', 'width1')}
+    return {k: _start_effect(df, 'random', b, np.log2(df[value])) for k, (b, value) in asked.items()}
 
 F6 = Claim('F6', 'spectra', ('pictures',), gradient_width_contrasts)
 
 # %% ../../nbs/74_claims.spectra.ipynb #6311fc83
-def _log10(v): return np.log10(v.where(v > 0))   # away from a minimum a trace can be negative
-
-def _high_minus_low(df, names, value, transform=lambda v: v):
-    "Return high minus low bandwidth, signal by signal, with an interval over the networks they share"
-    high, low = (transform(df[df.kind == k].set_index('signal.freqs')[value]) for k in names)
-    network = df.groupby('signal.freqs').seed.first()
-    return interval_or_none((high - low).dropna().groupby(network).mean().dropna())
-
-def _bandwidth_effects(df, names):
-    "Return the four effects of bandwidth, and how they are said"
-    o = dict(error=_high_minus_low(df, names, 'error'), centroid=_high_minus_low(df, names, 'centroid0'),
-             trace=_high_minus_low(df, names, 'trace', _log10), top=_high_minus_low(df, names, 'top', _log10))
-    said = (f'error {_text_or_unknown(o["error"])} points, centroid before {_text_or_unknown(o["centroid"], 2)}, '
-            f'trace × 10^{_text_or_unknown(o["trace"], 2)}, largest eigenvalue × 10^{_text_or_unknown(o["top"], 2)}')
-    return o, said
-
-def flatness_of_worse(df: pd.DataFrame,  # Labelled runs of `minima`
-                      most: float = .001  # As in `depth_effects`
-                     ) -> Evidence:
+def flatness_of_worse(pairs: pd.DataFrame  # From `studies.spectra.flatness_pairs`
+                     ) -> dict:
     "Measure F7: error, centroid and sharpness of Gaussian networks of high and low bandwidth"
-    gaussian = ('gaussian', 'gaussian low')
-    d = _learned_points(df.assign(error=100 * df.error), most)
-    o, said = _bandwidth_effects(d, gaussian)
-    both = set.intersection(*(set(d[d.kind == k]['signal.freqs']) for k in gaussian))
-    text = (f'high minus low bandwidth, {len(both)} of {df["signal.freqs"].nunique()} signals (both Gaussian networks '
-            f'leave at most {100 * most:g}% of the signal unlearned), interval over {d.seed.nunique()} networks '
-            f'that they share: Gaussian {said}')
-    if df.kind.str.startswith('relu').any(): text += f'; ReLU {_bandwidth_effects(d, _fast_relu(d))[1]}'
-    parts = [effect_part('error, high − low', o['error'], '%'),
-             effect_part('centroid, high − low', o['centroid'], 'cycles'),
-             effect_part('trace, low − high', o['trace'], 'powers of 10', flip=True),
-             effect_part('largest eigenvalue, low − high', o['top'], 'powers of 10', flip=True)]
-    return Evidence(parts, text, d.seed.nunique())
+    names = dict(error='error, high − low', centroid='centroid before training, high − low',
+                 trace='trace, high over low', top='largest eigenvalue, high over low')
+    settings = ['seed', 'a', 'lr', 'signals', 'signal.freqs']
+    said = f'{len(pairs)} pairs'
+    return {name: seed_effect(pairs[settings].assign(difference=pairs[k]), note=said) for k, name in names.items()}
 
-F7 = Claim('F7', 'spectra', ('minima',), flatness_of_worse)
+F7 = Claim('F7', 'spectra', ('flatness_pairs',), flatness_of_worse, runs_from=('flatness',))
 
 # %% ../../nbs/74_claims.spectra.ipynb #b915ced3
 CLAIMS = (F1, F2, F3, F4, F5, F6, F7)

@@ -104,13 +104,14 @@ def page_link(text,  # What is shown
 
 # %% ../../nbs/80_report.html.ipynb #fb575b86
 # Sign → CSS class and word, in the order in which they are sorted
-BADGES = {'✅': ('good', 'holds'), '➖': ('open', 'undecided'), '❌': ('bad', 'fails'), '': ('none', 'not judged')}
+BADGES = {'✅': ('good', 'holds'), '≈': ('same', 'equivalent'), '?': ('open', 'undecided'), '❌': ('bad', 'fails'),
+          '': ('none', 'not judged')}
 
 def badge(sign: str  # One of `BADGES`
          ) -> Cell:
-    "Return a verdict for a table or a text"
+    "Return an outcome for a table or a text"
     if sign not in BADGES:
-        raise ReinitError(f'{sign!r} is no verdict: {" ".join(filter(None, BADGES))} or nothing')
+        raise ReinitError(f'{sign!r} is no outcome: {" ".join(filter(None, BADGES))} or nothing')
     kind, word = BADGES[sign]
     return Cell(f'<span class="v {kind}">{word}</span>', sort=float(list(BADGES).index(sign)))
 
@@ -248,17 +249,22 @@ def figure_png(axes,  # As in `figure_of`
     Image.open(large).convert('RGB').quantize(colors, dither=Image.Dither.NONE).save(small, 'PNG', optimize=True)
     return small.getvalue()
 
-def small_figures(dpi: int = 80,  # Dots per inch
-                  colors: int = 128  # As in `figure_png`
+def small_figures(dpi: int | None = 80,  # Dots per inch of the page; `None`: those of the figure
+                  colors: int = 128,  # As in `figure_png`
+                  sharp: int = 2  # Dots of the image for each of the page
                  ) -> None:
-    "Show the figures of a notebook as `figure_png` makes them; outside of notebooks, do nothing"
+    "Show the figures of a notebook sharp and in small files, as `figure_png` makes them; elsewhere do nothing"
     import matplotlib.pyplot as plt
     from IPython import get_ipython
     shell = get_ipython()
     if shell is None: return
     plt.close(plt.figure())   # loads the backend, which would otherwise bring its own way of showing figures later
-    formatter = shell.display_formatter.formatters['image/png']
-    formatter.for_type(plt.Figure, lambda figure: figure_png(figure, dpi, colors))
+    def png_and_size(figure):
+        data = figure_png(figure, sharp * (dpi or figure.dpi), colors)
+        # width and height stand in the header of a PNG file; pages show the image in the size given here
+        width, height = (int.from_bytes(data[at:at + 4], 'big') // sharp for at in (16, 20))
+        return data, dict(width=width, height=height)
+    shell.display_formatter.formatters['image/png'].for_type(plt.Figure, png_and_size)
 
 # %% ../../nbs/80_report.html.ipynb #17742adb
 def figure_html(axes,  # As in `figure_of`

@@ -24,6 +24,7 @@ from reinit_nb.claims.scorecard import (
     PAPER_NAMES,
     PAPER_TITLES,
     effect_text,
+    hours_text,
     judge_claims,
     paper_text,
     plot_scorecard,
@@ -107,26 +108,36 @@ def claims_table(judged: pd.DataFrame,  # From `judge_results`
     "Return the scorecard as a table that sorts and filters"
     rows = []
     for _, claim in judged.iterrows():
-        effect = '–' if pd.isna(claim.value) else _two_lines(effect_text(claim), claim.measure)
-        count, _, rest = sample_text(claim).partition(', ')
+        count, _, rest = sample_text(claim).partition('; ')
+        delta = '' if pd.isna(claim.delta) else f'; δ = {claim.delta:g}'
+        effect = '–' if pd.isna(claim.value) else _two_lines(effect_text(claim), f'{claim.measure}{delta}')
+        if pd.notna(claim.spent): rest = '; '.join(filter(None, (rest, f'{hours_text(claim.spent)} spent')))
+        runs = 'before the rule †' if claim.old_runs else 'after the rule'
         study = Path(claim.notebook).stem.replace('_', ' ')
         rows.append({
-            'claim': page_link(claim.id, f'{claim.id}-evidence'), 'verdict': badge(claim.verdict),
+            'claim': page_link(claim.id, f'{claim.id}-evidence'), 'outcome': badge(claim.verdict),
             'what it says': claim.claim, 'ours [95%]': effect, 'paper\'s': paper_text(claim) or '–',
-            'n': _two_lines(count, rest) if claim.n else '–', 'scale': claim['scale'],
+            'n': _two_lines(count, rest) if claim.n else '–', 'runs': runs if claim.newest else '–',
+            'scale': claim['scale'],
             'study': page_link(study, sections.get(claim.notebook, 'scorecard'))})
     table = pd.DataFrame(rows)
-    return table_html(table, 'All claims', ids=list(judged.id), filters=['verdict', 'study', 'scale'], stack=True)
+    return table_html(table, 'All claims', ids=list(judged.id),
+                      filters=['outcome', 'study', 'scale', 'runs'], stack=True)
 
 def papers_table(judged: pd.DataFrame,  # From `judge_results`
                  sections: dict[str, str]  # Title of a paper → id of its section
                 ) -> Markup:
-    "Return how many claims of each paper hold, fail and are undecided"
+    "Return how many claims of each paper have which outcome"
     counts = verdict_counts(judged[judged.verdict != ''])
     titles = [PAPER_TITLES[paper] for paper in counts.index]
     table = counts.rename(columns={sign: BADGES[sign][1] for sign in VERDICTS}).assign(claims=counts.sum(axis=1))
     table.insert(0, 'paper', [page_link(title, sections.get(title, 'scorecard')) for title in titles])
     return table_html(table.reset_index(drop=True), 'By paper')
+
+def _rule_of(claim):
+    "The rule in words, with its date"
+    revised = ', revised after results had been seen' if claim.revised else ''
+    return f'{claim.rule} (of {claim.fixed}{revised})'
 
 def evidence_list(judged: pd.DataFrame  # Some rows of `judge_results`
                  ) -> Markup:
@@ -134,7 +145,8 @@ def evidence_list(judged: pd.DataFrame  # Some rows of `judge_results`
     items = []
     for claim in judged.itertuples():
         item = dict(id=claim.id, kind=BADGES[claim.verdict][0], badge=badge(claim.verdict), claim=claim.claim,
-                    measured=claim.measured, where=claim.where, theirs=claim.theirs)
+                    measured=claim.measured, where=claim.where, theirs=claim.theirs,
+                    setting=f'{claim.scale} scale: {claim.setting}', rule=_rule_of(claim))
         items.append(render_part('claim', item=item))
     return Markup(f'<ul class="claims">{"".join(items)}</ul>') if items else Markup('')
 
@@ -186,12 +198,14 @@ def version_table(frames: dict[str, pd.DataFrame],  # Results with provenance, b
 
 # %% ../../nbs/81_report.page.ipynb #6dd45a96
 SMOKE_WARNING = 'These are smoke runs: they show that everything works, and their numbers mean nothing.'
-READING = ('A claim holds if the whole 95% interval of its effect lies on the claimed side, fails if it lies on the '
-           'other side, and is undecided otherwise. Some claims allow a tie. A claim with several parts is as good as '
-           'its weakest part, and that part is the effect shown.')
-SMALL_RUNS = ('Most runs are small: thin networks, few images, few steps. A verdict is about the scale that stands '
+READING = ('A claim holds if the whole 95% interval of its effect lies on the claimed side of the null, and fails if '
+           'it lies on the other side. It is equivalent if the interval covers the null and lies within ±δ, the '
+           'smallest effect of interest, and undecided otherwise. Some claims allow a tie. A claim with several parts '
+           'is as strong as its weakest part, and that part is the effect shown. A dagger (†) marks claims whose rule '
+           'is newer than their runs.')
+SMALL_RUNS = ('Most runs are small: thin networks, few images, few steps. An outcome is about the scale that stands '
               'next to it, not about the paper\'s own scale.')
-_COUNTED = {'✅': 'hold', '❌': 'fail', '➖': 'undecided', '': 'not judged'}
+_COUNTED = {'✅': 'hold', '❌': 'fail', '≈': 'equivalent', '?': 'undecided', '': 'not judged'}
 
 def main_scale(folder  # With results
               ) -> str:  # The scale with most files

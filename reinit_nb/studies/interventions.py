@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONTINUATIONS', 'INTERVENTION_MEASURES', 'INTERVENTION_ENGINE', 'BridgeRun', 'measure_network', 'run_interventions',
-           'plan_interventions', 'intervention_runs', 'ratios_to_control', 'plot_ratios_to_control']
+           'plan_interventions', 'intervention_runs', 'intervention_restarts', 'ratios_to_control',
+           'plot_ratios_to_control']
 
 # %% ../../nbs/67_studies.interventions.ipynb #7f07dbca
 import copy
@@ -16,6 +17,7 @@ import pandas as pd
 from fastai.callback.core import Callback, CancelFitException
 from torch import nn
 
+from ..baselines import WarmRestartCallback
 from ..between import dirac_reset
 from ..core import Recipe, ReinitError, by_scale, check_choice, check_number, default_device, new_axes
 from ..core import scale as get_scale
@@ -32,7 +34,7 @@ from ..sweep import Engine
 from ..vision import Task
 
 # %% ../../nbs/67_studies.interventions.ipynb #d733aa0c
-CONTINUATIONS = ('nothing', 'LW', 'Dirac', 'frozen', 'reservoir')
+CONTINUATIONS = ('nothing', 'LW', 'Dirac', 'frozen', 'reservoir', 'restart')
 
 @dataclass(frozen=True)
 class BridgeRun(Recipe):
@@ -59,9 +61,9 @@ class BridgeRun(Recipe):
         for k in ('epochs', 'rounds', 'front', 'batch', 'looked'): check_number(k, getattr(self, k), 1, integer=True)
         for k in ('width', 'lr', 'reset'): check_number(k, getattr(self, k), 0, lo_open=True)
         check_number('probes', self.probes, 2, integer=True)
-        if self.how == 'LW' and self.epochs < self.rounds:
+        if self.how in ('LW', 'restart') and self.epochs < self.rounds:
             raise ReinitError(f'epochs={self.epochs} should be {self.rounds} or more: '
-                              f'each of the {self.rounds} rounds of LW needs one')
+                              f'each of the {self.rounds} rounds of {self.how} needs one')
 
 # %% ../../nbs/67_studies.interventions.ipynb #0f8b7fde
 def _train(net, data, run, cbs=(), seed=0):
@@ -86,6 +88,7 @@ class _StopBeforeFirstStep(Callback):
 
 # %% ../../nbs/67_studies.interventions.ipynb #96d36b7b
 def _continuation_callbacks(run):
+    if run.how == 'restart': return [WarmRestartCallback(run.rounds, seed=run.seed)]
     if run.how == 'LW': return [LayerwiseCallback(blocks=run.rounds, seed=run.seed)]
     if run.how in ('frozen', 'reservoir'): return [FrozenLayersCallback(position='front', n=run.front, of='blocks')]
     return []
@@ -132,7 +135,7 @@ def run_interventions(runs: Sequence[BridgeRun]  # Alike but for `how`
     for run in runs:
         net = _second_start(run, first, fresh)
         # nothing has changed yet
-        if run.how in ('nothing', 'frozen'): after = {k[:-1] + 'a': v for k, v in before.items()}
+        if run.how in ('nothing', 'frozen', 'restart'): after = {k[:-1] + 'a': v for k, v in before.items()}
         else: after = measure_network(_after_intervention(run, net, train), run, train, test, 'a')
         net = _train(net, train, run, _continuation_callbacks(run), run.seed + 1)
         rows.append([before | after | measure_network(net, run, train, test, '1')])
@@ -149,9 +152,10 @@ INTERVENTION_ENGINE = Engine(plan_interventions, run_interventions, missing=miss
 
 # %% ../../nbs/67_studies.interventions.ipynb #88a6ddc5
 def intervention_runs(scale: str | None = None,  # As in `core.scale`
-                      seeds: int | None = None  # How many; default: 2, 4 and 10 by scale
+                      seeds: int | None = None,  # How many; default: 2, 4 and 10 by scale
+                      hows: Sequence[str] = CONTINUATIONS[:-1]  # Of `CONTINUATIONS`; restarts have a list of their own
                      ) -> list[BridgeRun]:
-    "Return the recipes: a thin VGG11 at laptop scale, a ResNet18 as well at the paper's; all continuations"
+    "Return the recipes: a thin VGG11 at laptop scale, a ResNet18 as well at the paper's"
     at = get_scale(scale)
     task = by_scale(Task('digits', n_train=50, valid=0.), Task('cifar10', n_train=500, valid=0., size=16),
                     Task('cifar10', valid=0.), at)
@@ -160,7 +164,11 @@ def intervention_runs(scale: str | None = None,  # As in `core.scale`
     width = by_scale(1 / 16, 1 / 8, 1., at)
     models = by_scale(['vgg11'], ['vgg11'], ['vgg11', 'resnet18'], at)
     return [BridgeRun(m, task, how, width, seed=s, **sizes)
-            for m in models for s in seed_range(seeds, (2, 4, 10), at) for how in CONTINUATIONS]
+            for m in models for s in seed_range(seeds, (2, 4, 10), at) for how in hows]
+
+def intervention_restarts(scale: str | None = None, seeds: int | None = None) -> list[BridgeRun]:
+    "Return the control with the restarts of LW"
+    return intervention_runs(scale, seeds, ('restart',))
 
 # %% ../../nbs/67_studies.interventions.ipynb #b1b24877
 def ratios_to_control(df: pd.DataFrame,  # Results of `intervention_runs`
@@ -210,6 +218,10 @@ def plot_ratios_to_control(t: pd.DataFrame  # From `ratios_to_control`
 # %% ../../nbs/67_studies.interventions.ipynb #4221b250
 def _lists(scale=None, seeds=None): return dict(interventions=intervention_runs(scale, seeds))
 
+def _restart_lists(scale=None, seeds=None): return dict(intervention_restarts=intervention_restarts(scale, seeds))
+
+def _controlled(results): return results.rows('interventions', 'intervention_restarts')
+
 def _ratios_text(df):
     "Alternative text of the figure"
     clear = [f'{o.how}: {o.measure} × {o.ratio:.2f}'
@@ -222,11 +234,13 @@ STUDY = Study(
     page='experiments/spectra.ipynb',
     about='A trained network is trained on, layerwise, after a reset, or with frozen layers. '
           'Its spectrum and the flatness of its minimum are compared with those after training on with nothing done.',
-    files=dict(interventions=ResultsFile(_lists, INTERVENTION_ENGINE)),
+    files=dict(interventions=ResultsFile(_lists, INTERVENTION_ENGINE),
+               interventions_restart=ResultsFile(_restart_lists, INTERVENTION_ENGINE)),
+    parts=dict(interventions_controlled=_controlled),
     exhibits=dict(
         ratios=Figure(lambda df: plot_ratios_to_control(ratios_to_control(df)), _ratios_text, ('interventions',),
                       section='What interventions do to spectrum and flatness'),
-        all_ratios=Table(ratios_to_control, ('interventions',), digits=3, folded=True,
+        all_ratios=Table(ratios_to_control, ('interventions_controlled',), digits=3, folded=True,
                          caption='Ratios to the control at the end: width of the gradients at the pixels, centroid, '
                                  'trace, largest eigenvalue, rise of the loss with noise',
                          section='What interventions do to spectrum and flatness')))

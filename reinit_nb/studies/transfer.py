@@ -4,17 +4,22 @@
 
 # %% auto #0
 __all__ = ['TASK_CHANGES', 'DECAY_FACTOR', 'LONG_STAGE_DECAY', 'DECAY_SETTINGS', 'RATE_SETTINGS', 'SAMPLE_FRACTIONS',
-           'TRANSFER_INTERVENTIONS', 'FIRST_DECAYS', 'TRANSFER_LISTS', 'paper_row', 'change_paths',
+           'TRANSFER_INTERVENTIONS', 'FIRST_DECAYS', 'TRANSFER_LISTS', 'ANNEALED_EPOCHS', 'EXPOSURES', 'WARM_SHARES',
+           'SAMPLE_IMAGES', 'RESTORING', 'FIRST_EXPOSURES', 'ANNEALED_LISTS', 'paper_row', 'change_paths',
            'matching_decay_factor', 'short_stage', 'long_stage', 'thin_task', 'fine_tuning_task', 'fine_tuning_stage',
            'task_change_table', 'pets_runs', 'task_change_runs', 'decay_runs', 'rate_runs', 'warm_start_runs',
            'sample_runs', 'transfer_intervention_runs', 'long_stage_runs', 'transfer_lists', 'figure_table',
-           'label_transfer', 'variant_gains', 'transfer_settings_table', 'plot_transfer_settings', 'tradeoff_runs',
-           'plot_tradeoff', 'probe_start', 'format_points', 'variant_table', 'plot_gains', 'plot_samples',
-           'gain_correlations', 'plot_gain_correlations', 'transfer_cost']
+           'training_speed', 'SpeedRun', 'exposure_decay', 'annealed_stage', 'annealed_task', 'annealed_decay_runs',
+           'annealed_rate_runs', 'annealed_warm_runs', 'annealed_change_runs', 'annealed_fine_tuning_runs',
+           'annealed_sample_runs', 'annealed_intervention_runs', 'annealed_lists_table', 'label_transfer',
+           'variant_gains', 'transfer_settings_table', 'plot_transfer_settings', 'tradeoff_runs', 'plot_tradeoff',
+           'probe_start', 'format_points', 'variant_table', 'plot_gains', 'plot_samples', 'gain_correlations',
+           'plot_gain_correlations', 'transfer_cost']
 
 # %% ../../nbs/65_studies.transfer.ipynb #7f37c7dc
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -23,11 +28,20 @@ from ..between import paper_resets
 from ..core import ReinitError, by_scale, check_choice, check_number, new_axes
 from ..core import scale as get_scale
 from ..datasets import dataset_catalog
-from ..path import Before, Learn, PathRun, learner, missing_inputs, penultimate_features, training_images
+from reinit_nb.path import (
+    Before,
+    Learn,
+    PathRun,
+    TrainingBatches,
+    learner,
+    missing_inputs,
+    penultimate_features,
+    scaled_decay,
+)
 from ..stats import format_interval, mean_interval, paired_differences
 from ..store import paper_table
 from .common import Figure, ResultsFile, Study, Table, cost_table, label_runs, ranking, seed_range
-from .frozen_weights import exposure
+from .frozen_weights import exposure, new_seed_range
 from ..sweep import PATH
 from ..vision import Task, paper_tasks
 
@@ -378,6 +392,239 @@ def figure_table(scale: str | None = None  # As in `core.scale`
                 seeds=len(runs), recipe=runs[0].hash[:8]))
     return pd.DataFrame(rows)
 
+# %% ../../nbs/65_studies.transfer.ipynb #f3100002
+def training_speed(losses: Sequence[float],  # Training loss of each epoch
+                   classes: int  # Of the task
+                  ) -> dict:  # mean_loss, half_epoch (NaN: never)
+    "Measure how fast a stage learns"
+    losses = np.asarray(losses, dtype=float)
+    below = np.flatnonzero(losses < .5 * math.log(classes))
+    return dict(mean_loss=float(losses.mean()), half_epoch=float(below[0] + 1) if len(below) else math.nan)
+
+@dataclass(frozen=True)
+class SpeedRun(PathRun):
+    "A path of which the training speed is recorded"
+    def rows(self, stage):
+        losses = [o['train_loss'] for o in stage.curve()]
+        return [row | training_speed(losses, row['classes']) for row in super().rows(stage)]
+
+# %% ../../nbs/65_studies.transfer.ipynb #f3100004
+ANNEALED_EPOCHS = 45, 30   # of the two stages at laptop scale
+
+def exposure_decay(how: Learn,  # Learning rate, its decay, epochs
+                   steps: int,  # Of an epoch
+                   target: float  # Exposure of the stage
+                  ) -> float:
+    "Return the weight decay with which a stage has an exposure, to two digits"
+    check_number('target', target, 0)
+    return float(f'{target / exposure(how.replace(wd=1.), steps)[-1]:.2g}')
+
+def annealed_stage(how: Learn,  # The paper's
+                   epochs: int,  # At laptop scale
+                   batch: int = 64,  # At laptop scale
+                   scale: str | None = None,  # As in `core.scale`
+                   **changes  # Of fields, at laptop scale
+                  ) -> Learn:
+    "Return a stage with the paper's schedule by share of training, and without early stopping"
+    scale = get_scale(scale)
+    if scale == 'paper': return how
+    epochs = by_scale(2, epochs, epochs, scale)
+    decay = scaled_decay(how.decay, how.epochs, epochs)
+    return how.replace(decay=decay, epochs=epochs, batch=by_scale(16, batch, batch, scale), patience=None,
+                       channels_last=scale == 'laptop', **changes)
+
+def annealed_task(task: Task,  # The paper's
+                  images: int,  # At laptop scale
+                  scale: str | None = None  # As in `core.scale`
+                 ) -> Task:
+    "Return the task with some of its images, at 16 pixels; at smoke scale, digits"
+    scale = get_scale(scale)
+    if scale == 'paper': return task
+    if scale == 'smoke': task = task.replace(dataset='digits', classes=None)
+    classes = _FEWER_CLASSES['cifar100'] if task.dataset == 'cifar100' else None
+    images = min(images, 2000) if classes else images   # 100 of each class are at hand
+    return task.replace(n_train=by_scale(80, images, images, scale), size=by_scale(12, 16, 16, scale),
+                        channels=by_scale(1, 3, 3, scale), classes=classes)
+
+def _new_seeds(runs, seeds, default, scale):
+    numbers = new_seed_range(seeds, (2, default, 3), scale)
+    return {k: [r.replace(seed=s) for s in numbers] for k, r in runs.items()}
+
+def _annealed_size(scale): return dict(width=by_scale(1 / 16, 1 / 8, 1., scale))
+
+# %% ../../nbs/65_studies.transfer.ipynb #f3100006
+EXPOSURES = {   # of the first stage, for the weight decays of two stages
+    '0': (0., 0.), '1e-4': (.6, .6), '1e-3': (6., 6.), '1e-4 → 1e-3': (.6, 6.)}
+
+def _annealed_path(model, rates, exposures, scale, images=5000):
+    "Blurred → sharp with the rates of two stages and the weight decays of two exposures"
+    tasks = [annealed_task(t, images, scale) for t in paper_tasks()['Table 6: blurred → sharp']]
+    hows = [annealed_stage(Learn(lr=lr, decay=decay, wd=1e-3, batch=_PAPER_BATCH, epochs=200, patience=40), epochs,
+                           scale=scale) for (lr, decay), epochs in zip(rates, ANNEALED_EPOCHS)]
+    reference = annealed_stage(Learn(lr=_HIGH[0], decay=_HIGH[1], epochs=200), ANNEALED_EPOCHS[0], scale=scale)
+    steps = int(.9 * by_scale(80, images, images, scale)) // reference.batch
+    if get_scale(scale) != 'paper':
+        hows = [how.replace(wd=exposure_decay(reference, steps, e)) for how, e in zip(hows, exposures)]
+        hows[1] = hows[1].replace(keep='best')
+    return SpeedRun(model, tuple(zip(tasks, hows)), **_annealed_size(scale))
+
+def annealed_decay_runs(scale: str | None = None,  # As in `core.scale`
+                        seeds: int | None = None  # How many; default: 12, or 2 at smoke scale
+                       ) -> dict:  # (model, weight decay) → runs
+    "Return the runs of Figure 5 over weight decay, annealed"
+    if get_scale(scale) == 'paper':
+        runs = {k: SpeedRun(r.model, r.path) for k, (r, *_) in decay_runs(scale, 1).items()}
+        return _new_seeds(runs, seeds, 12, scale)
+    names = by_scale(('0', '1e-4 → 1e-3'), tuple(EXPOSURES), (), scale)
+    runs = {(m, k): _annealed_path(m, (_HIGH, _HIGH), EXPOSURES[k], scale)
+            for m in ('resnet18', 'allcnn') for k in names}
+    return _new_seeds(runs, seeds, 12, scale)
+
+def annealed_rate_runs(scale: str | None = None,  # As in `core.scale`
+                       seeds: int | None = None  # As in `annealed_decay_runs`
+                      ) -> dict:  # (model, learning rate) → runs
+    "Return the runs of Figure 5 over learning rates, annealed, with the weight decay of exposure 6 at a rate of 0.05"
+    if get_scale(scale) == 'paper':
+        runs = {k: SpeedRun(r.model, r.path) for k, (r, *_) in rate_runs(scale, 1).items()}
+        return _new_seeds(runs, seeds, 12, scale)
+    names = by_scale(('0.0005', '0.005 → 0.05'), tuple(RATE_SETTINGS), (), scale)
+    runs = {('resnet18', k): _annealed_path('resnet18', RATE_SETTINGS[k], EXPOSURES['1e-3'], scale) for k in names}
+    return _new_seeds(runs, seeds, 12, scale)
+
+# %% ../../nbs/65_studies.transfer.ipynb #f3100008
+WARM_SHARES = {'warm': .1, 'warm on half': .5}   # of the images, before the second stage
+
+def annealed_warm_runs(scale: str | None = None,  # As in `core.scale`
+                       seeds: int | None = None  # How many; default: 8, or 2 at smoke scale
+                      ) -> dict:  # (start, learning rate) → runs
+    "Return warm starts with 10% and with 50% of the images, and cold starts that are as long as the first"
+    scale = get_scale(scale)
+    task = annealed_task(paper_tasks()['Figure 6: warm start'][1], 10_000, scale)
+    if scale != 'paper': task = task.replace(valid=0.)
+    paper = Learn(lr=.05, decay=.95, wd=1e-3, batch=_PAPER_BATCH, epochs=200, patience=40)
+    how, long = (annealed_stage(paper, epochs, 128, scale) for epochs in (60, 65))
+    images = by_scale(80, 10_000, 1., scale)
+    runs = {}
+    for start, share in WARM_SHARES.items():
+        n = share if scale == 'paper' else max(20, round(share * images))
+        path = (task.replace(n_train=n), how), (task, how)
+        runs[start, '0.05'] = SpeedRun('resnet18', path, **_annealed_size(scale))
+    runs['cold, as long', '0.05'] = SpeedRun('resnet18', ((task, long),), **_annealed_size(scale))
+    return _new_seeds(runs, seeds, 8, scale)
+
+# %% ../../nbs/65_studies.transfer.ipynb #f3100010
+_TASK_IMAGES = dict(cifar10=10_000, cifar100=10_000, mnist=20_000, fashion_mnist=20_000)
+
+def _with_gamma(how):
+    "The same stage, with weights of normalizations set to 1 where the table says one-dimensional tensors"
+    if how.before is None or how.before.one_d != 'one': return how
+    return how.replace(before=how.before.replace(one_d='gamma'))
+
+def _annealed_change(change, scale):
+    "A row of Table 6, without and with the reset"
+    name, tasks, first, reset, _ = paper_row(change)
+    tasks = [annealed_task(t, _TASK_IMAGES.get(t.dataset, 10_000), scale) for t in tasks]
+    hows = [annealed_stage(how, epochs, 128, scale) for how, epochs in ((first, 20), (reset, 10))]
+    if get_scale(scale) != 'paper':
+        steps = int(.9 * tasks[0].n_train) // hows[0].batch
+        hows = [how.replace(wd=exposure_decay(hows[0], steps, 6.)) for how in hows]
+    first, reset = hows[0], _with_gamma(hows[1])
+    variants = dict(standard=reset.replace(before=None), reset=reset)
+    return {k: SpeedRun(name, ((tasks[0], first), (tasks[1], how)), **_annealed_size(scale))
+            for k, how in variants.items()}
+
+def _annealed_fine_tuning(change, scale, images=1000, epochs=6):
+    "A row of Tables 7 and 8, both arms at the rate of the arm without a reset"
+    name, tasks, first, reset, _ = paper_row(change)
+    task = tasks[-1] if scale == 'paper' else fine_tuning_task(tasks[-1], images)
+    standard = annealed_stage(first, epochs, 32, scale)
+    if scale != 'paper': standard = standard.replace(lr=standard.lr * 32 / _PAPER_BATCH)
+    variants = dict(standard=standard, reset=_with_gamma(standard.replace(before=reset.before)))
+    start = dict(pretrained='imagenet', head='zero')
+    return {k: SpeedRun(name, ((task, how),), **start) for k, how in variants.items()}
+
+def annealed_change_runs(scale: str | None = None,  # As in `core.scale`
+                         seeds: int | None = None  # How many; default: 8, or 2 at smoke scale
+                        ) -> dict:  # (change, variant) → runs
+    "Return the runs of Table 6, annealed; datasets that we do not have are left out at laptop scale"
+    changes = [c for c in TASK_CHANGES if not c.startswith('ImageNet')]
+    changes = by_scale(changes[:1], [c for c in changes if 'SVHN' not in c], changes, scale)
+    runs = {(c, k): r for c in changes for k, r in _annealed_change(c, scale).items()}
+    return _new_seeds(runs, seeds, 8, scale)
+
+def annealed_fine_tuning_runs(scale: str | None = None,  # As in `core.scale`
+                              seeds: int | None = None  # As in `annealed_change_runs`
+                             ) -> dict:  # (change, variant) → runs
+    "Return the runs of Tables 7 and 8 at a rate that trains both arms; none at smoke scale"
+    scale = get_scale(scale)
+    ours = ('ImageNet to FashionMNIST', 'ImageNet to KMNIST', 'ImageNet to CIFAR-100')
+    changes = by_scale((), ours, [c for c in TASK_CHANGES if c.startswith('ImageNet')], scale)
+    runs = {(c, k): r for c in changes for k, r in _annealed_fine_tuning(c, scale).items()}
+    return _new_seeds(runs, seeds, 8, scale)
+
+# %% ../../nbs/65_studies.transfer.ipynb #f3100012
+SAMPLE_IMAGES = (1000, 2000, 4000, 8000)
+
+def annealed_sample_runs(scale: str | None = None,  # As in `core.scale`
+                         seeds: int | None = None  # How many; default: 5
+                        ) -> dict:  # (images, variant) → runs
+    "Return the runs of Figure 7 with equal epochs; none at smoke scale"
+    scale = get_scale(scale)
+    sizes = by_scale((), SAMPLE_IMAGES, SAMPLE_FRACTIONS, scale)
+    runs = {}
+    for n in sizes:
+        for k, run in _annealed_fine_tuning('ImageNet to FashionMNIST', scale, epochs=4).items():
+            (task, how), = run.path
+            runs[n, k] = run.replace(path=((task.replace(n_train=n), how),))
+    return _new_seeds(runs, seeds, 5, scale)
+
+# %% ../../nbs/65_studies.transfer.ipynb #f3100014
+RESTORING = ('none', 'dirac', 'shrink', 'FC', 'fresh')
+FIRST_EXPOSURES = (0., 4., 6., 8., 10.)
+
+def annealed_intervention_runs(scale: str | None = None,  # As in `core.scale`
+                               seeds: int | None = None  # How many; default: 8, or 2 at smoke scale
+                              ) -> dict:  # (first stage, intervention) → runs
+    "Return five interventions before the second task, after first stages with more and more weight decay"
+    if get_scale(scale) == 'paper':
+        every = transfer_intervention_runs(scale, 1).items()
+        runs = {k: SpeedRun(r.model, r.path) for k, (r, *_) in every if k[1] in RESTORING}
+        return _new_seeds(runs, seeds, 8, scale)
+    befores = {k: Before(k) for k in RESTORING if k != 'none'} | dict(none=None)
+    runs = {}
+    for e in by_scale(FIRST_EXPOSURES[-1:], FIRST_EXPOSURES, (), scale):
+        path = _annealed_path('resnet18', (_HIGH, _HIGH), (e, 1.), scale)
+        first, (task, how) = path.path
+        runs |= {(f'exposure {e:g}', k): path.replace(path=(first, (task, how.replace(before=befores[k], keep='last'))))
+                 for k in RESTORING}
+    return _new_seeds(runs, seeds, 8, scale)
+
+# %% ../../nbs/65_studies.transfer.ipynb #f3100015
+ANNEALED_LISTS = dict(
+    decays=annealed_decay_runs, rates=annealed_rate_runs, warm=annealed_warm_runs, changes=annealed_change_runs,
+    fine_tuning=annealed_fine_tuning_runs, samples=annealed_sample_runs, interventions=annealed_intervention_runs)
+_LIST_CLAIMS = dict(decays='Z6, Z9', rates='Z6, Z9', warm='Z11, Z9', changes='Z7', fine_tuning='Z7', samples='Z8',
+                    interventions='')
+
+def annealed_lists_table(scale: str | None = None  # As in `core.scale`
+                        ) -> pd.DataFrame:  # One row per list
+    "Return what is planned: settings, seeds, images, epochs and weight decays of each list"
+    rows = []
+    for name, make in ANNEALED_LISTS.items():
+        lists = make(scale)
+        if not lists: continue
+        runs = [r for o in lists.values() for r in o]
+        stages = [stage for r in runs for stage in r.path]
+        def some(values): return ', '.join(f'{v:g}' for v in sorted(set(values)))
+        seeds = sorted({r.seed for r in runs})
+        rows.append(dict(
+            list=name, claims=_LIST_CLAIMS[name], settings=len(lists), seeds=f'{seeds[0]} to {seeds[-1]}',
+            runs=len(runs), networks=', '.join(dict.fromkeys(r.model for r in runs)),
+            images=some(task.n_train for task, _ in stages) if get_scale(scale) != 'paper' else 'all',
+            epochs=some(how.epochs for _, how in stages), batch=some(how.batch for _, how in stages),
+            wd=some(how.wd for _, how in stages)))
+    return pd.DataFrame(rows)
+
 # %% ../../nbs/65_studies.transfer.ipynb #8381ae8e
 def label_transfer(df: pd.DataFrame,  # Results, one row per stage
                    runs: dict  # One of the lists of `transfer_lists`
@@ -464,9 +711,8 @@ def probe_start(run: PathRun  # Its last task, and the network with which the pa
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     learn = learner(run.replace(path=run.path[-1:]))
-    train = training_images(learn, len(learn.dls.train.dataset))
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    classifier.fit(*penultimate_features(learn.model, [train]))
+    classifier.fit(*penultimate_features(learn.model, TrainingBatches(learn)))
     return float(classifier.score(*penultimate_features(learn.model, learn.dls.loaders[2])))
 
 # %% ../../nbs/65_studies.transfer.ipynb #6a43231a

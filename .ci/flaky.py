@@ -1,0 +1,60 @@
+#!/usr/bin/env python
+"""Run notebooks several times, each time with other global random seeds, and name those that fail.
+
+python .ci/flaky.py                       the notebooks of the library, five seeds each, at smoke scale
+python .ci/flaky.py --seeds 20 '47_*'     some of them, twenty seeds
+"""
+import argparse
+import fnmatch
+import multiprocessing
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault('REINIT_SCALE', 'smoke')
+os.environ.setdefault('OMP_NUM_THREADS', '1')
+
+import fastai.vision.all  # noqa: F401  (once, before the processes are forked)
+import numpy as np
+import torch
+from nbdev.config import get_config
+from nbdev.test import test_nb
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_seeded(job: tuple[Path, int]) -> tuple[str, int, bool, float]:
+    "Seed the global generators and test one notebook; return its name, the seed, whether it passed, and seconds"
+    path, seed = job
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    passed, seconds = test_nb(path, skip_flags=get_config().tst_flags.split(), basepath=ROOT)
+    return path.name, seed, passed, seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('names', nargs='*', default=['*'], help='patterns of names; all notebooks of the library')
+    parser.add_argument('--seeds', type=int, default=5, help='how many')
+    parser.add_argument('--first', type=int, default=1000, help='the first seed')
+    parser.add_argument('--workers', type=int, default=1, help='notebooks at a time')
+    args = parser.parse_args()
+    notebooks = [path for path in sorted((ROOT / 'nbs').glob('[0-9]*.ipynb'))
+                 if any(fnmatch.fnmatch(path.name, name) for name in args.names)]
+    jobs = [(path, seed) for seed in range(args.first, args.first + args.seeds) for path in notebooks]
+    start, failed = time.time(), []
+    # A process for each run: what one notebook leaves behind must not reach the next
+    with multiprocessing.get_context('fork').Pool(args.workers, maxtasksperchild=1) as pool:
+        for name, seed, passed, seconds in pool.imap_unordered(run_seeded, jobs):
+            print(f'{name} seed {seed}: {"passed" if passed else "FAILED"} in {seconds:.0f} s', flush=True)
+            if not passed: failed.append((name, seed))
+    print(f'{len(notebooks)} notebooks, {args.seeds} seeds, {len(jobs)} runs: {len(failed)} failed '
+          f'({time.time() - start:.0f} s)')
+    for name, seed in sorted(failed): print(f'    {name} with seed {seed}')
+    sys.exit(bool(failed))
+
+
+if __name__ == '__main__': main()

@@ -1,0 +1,17 @@
+#!/bin/bash
+# One Ray cluster over all nodes of a job, and one sweep on it: sbatch slurm_ray.sh reinit_cnn --scale paper
+#SBATCH --job-name=reinit-ray
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1         # one Ray process per node, which starts the workers
+#SBATCH --exclusive
+#SBATCH --gres=gpu:4
+#SBATCH --time=08:00:00
+
+set -euo pipefail
+export REINIT_RUNS=${REINIT_RUNS:-$HOME/reinit_runs}    # a folder that all nodes see
+export OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" \
+    ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" -- \
+    reinit_repro "$@" --cluster auto --out "${OUT:-$REINIT_RUNS-report}"

@@ -1,0 +1,417 @@
+"""Engines and measurements that `test_devices` runs on the CPU and on the pretend device.
+
+As a script it runs them all in one process and writes JSON: `python device_cases.py FILE [cases…]`.
+Every case gets a device and returns tables or numbers; its inputs are on the CPU unless the case is about that.
+"""
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+CASES = {}
+
+def case(f):
+    CASES[f.__name__] = f
+    return f
+
+# ---- networks and data -------------------------------------------------------------------------------------------
+def small_cnn(device):
+    from reinit_nb.models import model
+    return model('scnn', n_out=4, c_in=1, size=8, width=.125, seed=3).to(device)
+
+def small_mlp(device, width=6):
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 4), nn.Tanh(), nn.Linear(4, 3)).to(device)
+
+def images(n=24, classes=4):
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(n, 1, 8, 8, generator=g), torch.arange(n) % classes
+
+def rows_of(n=20, classes=3):
+    g = torch.Generator().manual_seed(2)
+    return torch.randn(n, 5, generator=g), torch.arange(n) % classes
+
+# ---- engines -----------------------------------------------------------------------------------------------------
+def _run(method='BL', epochs=4, task=None, **kw):
+    from reinit_nb.path import Learn, Method, Run
+    from reinit_nb.vision import Task
+    learn = Learn(lr=.02, batch=16, epochs=epochs, **kw.pop('learn', {}))
+    return Run('scnn', Task('digits', n_train=60, **task or {}), learn, Method(method, **kw.pop('options', {})),
+               width=.125, **kw)
+
+def _trained(run, device):
+    from reinit_nb.path import train_path
+    done = train_path(run, device=device)
+    assert all(p.device.type == torch.device(device).type for p in done.learn.model.parameters())
+    return dict(rows=done.rows, curves=done.curves)
+
+def _path_case(method):
+    def run(device): return _trained(_run(method, 4), device)
+    run.__name__ = f'path_{method}'
+    case(run)
+
+for _method in ('BL', 'LW', 'WELSR', 'WELS', 'DSD', 'FC', 'KELS', 'LLF', 'RIFLE', 'restart', 'rescale', 'shrink',
+                'DenseSparseDense'): _path_case(_method)
+
+@case
+def path_adam(device): return _trained(_run('LW', 4, learn=dict(opt='adamw', schedule='one_cycle')), device)
+
+@case
+def path_augmented(device):
+    task = dict(crop=True, flip=True, vflip=True, shift=.2, affine=(10, 10, .1), random_blur=.5, channels=3, size=10,
+                jitter=(.2, .2, .2, .1))
+    return _trained(_run('BL', 2, task), device)
+
+@case
+def path_plateau(device):
+    how = dict(schedule='plateau', patience=1, min_lr=.005, stop='converged', keep='best')
+    return _trained(_run('LW', 8, learn=how), device)
+
+@case
+def path_bf16(device): return _trained(_run('LW', 4, learn=dict(precision='bf16', channels_last=True)), device)
+
+@case
+def path_fp16(device): return _trained(_run('LW', 4, learn=dict(precision='fp16')), device)
+
+@case
+def path_cnn_study(device):
+    from reinit_nb.studies.reinit_cnn import CNNRun
+    run = _run('LW')
+    fields = {k: getattr(run, k) for k in ('model', 'task', 'learn', 'method', 'width')}
+    return _trained(CNNRun(**fields, sigmas=(.05,), repeats=2), device)
+
+@case
+def path_transfer(device):
+    from reinit_nb.path import Before, Learn, PathRun
+    from reinit_nb.vision import Task
+    how = Learn(lr=.02, wd=.01, batch=16, epochs=2, patience=1)
+    stages = tuple((Task('digits', n_train=60, classes=c), how.replace(before=b))
+                   for c, b in ((10, None), (4, Before('dirac')), (4, Before('LW')), (10, Before('shrink'))))
+    return _trained(PathRun('resnet18', stages, width=.0625, keep='best', n_test=50), device)
+
+@case
+def path_resumed(device):
+    "A run that is interrupted and resumed ends as one that was not"
+    from tempfile import TemporaryDirectory
+
+    from fastai.callback.core import Callback
+
+    from reinit_nb.path import train_path
+    class Interrupt(Callback):
+        def after_epoch(self):
+            if self.epoch == 1: raise KeyboardInterrupt
+    run = _run('LW')
+    with TemporaryDirectory() as folder:
+        try: train_path(run, folder, cbs=[Interrupt()], device=device)
+        except KeyboardInterrupt: pass
+        assert list(Path(folder).glob('*.pth'))
+        done = train_path(run, folder, device=device)
+    plain = train_path(run, device=device)
+    pd.testing.assert_frame_equal(done.rows, plain.rows)
+    return dict(rows=done.rows)
+
+@case
+def path_stuck(device):
+    from reinit_nb.studies.frozen_weights import CountRun, PairRun, SparseRun
+    run = _run()
+    fields = {k: getattr(run, k) for k in ('task', 'width')} | dict(model='allcnn', learn=run.learn.replace(epochs=2))
+    fields['task'] = run.task.replace(size=12)
+    found = {}
+    for kind, options in ((CountRun, {}), (PairRun, dict(images=4, sigmas=())), (SparseRun, dict(kind='mutual', q=.3))):
+        found |= {kind.__name__ + k: v for k, v in _trained(kind(**fields, **options), device).items()}
+    return found
+
+@case
+def freezing_callbacks(device):
+    from reinit_nb.freezing import FrozenLayersCallback, gradual_unfreezing
+    from reinit_nb.path import learner
+    from reinit_nb.prefix_cache import CachedPrefixCallback
+    found = {}
+    run = _run(epochs=2)
+    for name, cbs in dict(front=[FrozenLayersCallback(position='front', n=2)],
+                          masks=[FrozenLayersCallback(position='alternating', share=.5, seed=1)],
+                          thaw=[FrozenLayersCallback(schedule=gradual_unfreezing(learner(run, device='cpu').model))],
+                          cached=[FrozenLayersCallback(position='front', n=2), CachedPrefixCallback()]).items():
+        learn = learner(run, cbs=cbs, device=device)
+        with learn.no_logging(), learn.no_bar(): learn.fit(2)
+        found[name] = [float(v) for v in learn.recorder.values[-1]]
+    return found
+
+@case
+def mlps(device):
+    from reinit_nb.ensemble import MLPRun, plan_mlps, run_mlps
+    from reinit_nb.reinit import PAPER_METHODS
+    from reinit_nb.synthetic import SyntheticTask
+    task = SyntheticTask(n_train=60, n_test=40)
+    found = {}
+    for opt, act, batch in (('sgd', 'relu', None), ('adam', 'gelu', 16)):
+        recipes = [MLPRun(m, task, s, (8, 8), act, opt=opt, momentum=.5 * (opt == 'sgd'), steps=20, batch=batch,
+                          n_iter=1, l2=.001) for s in range(2) for m in PAPER_METHODS]
+        for i, portion in enumerate(plan_mlps(recipes)):
+            found[f'{opt}{i}'] = pd.DataFrame([row for rows in run_mlps(portion, device) for row in rows])
+    return found
+
+@case
+def reservoirs(device):
+    from reinit_nb.studies.freezing import ReservoirRun, plan_reservoirs, train_reservoirs
+    from reinit_nb.vision import Task
+    task = Task('digits', n_train=60, valid=0., normalize='none')
+    found = {}
+    for regularizer in ('none', 'BatchNorm', 'L1 .001', 'dropout .25'):
+        base = ReservoirRun(task, n_test=50, base=8, epochs=2, looks=(1,), separate=(0, 2), regularizer=regularizer)
+        recipes = [base.replace(seed=s, frozen=f) for s in range(2) for f in (0., .5, 1.)]
+        for i, portion in enumerate(plan_reservoirs(recipes)):
+            rows = train_reservoirs(portion, device)[1]
+            found[f'{regularizer}{i}'] = pd.DataFrame([row for o in rows for row in o])
+    return found
+
+@case
+def landscapes(device):
+    from reinit_nb.studies.freezing import LandscapeRun, run_landscapes
+    from reinit_nb.vision import Task
+    os.environ['REINIT_DEVICE'] = str(device)
+    run = LandscapeRun(Task('digits', n_train=60, valid=0., normalize='none'), n_test=50, base=6, epochs=1, images=20,
+                       looks=(), probes=2)
+    return dict(rows=pd.DataFrame([rows[0] for rows in run_landscapes([run.replace(frozen=f) for f in (0., 1.)])]))
+
+@case
+def waves(device):
+    from reinit_nb.studies.spectra import plan_waves, run_waves, sequence_runs, start_runs
+    os.environ['REINIT_DEVICE'] = str(device)
+    found = {}
+    for name, make in dict(sequence=sequence_runs, start=start_runs).items():
+        portion = plan_waves(make('smoke'))[0][:4]
+        found[name] = pd.DataFrame([rows[0] for rows in run_waves(portion)])
+    return found
+
+@case
+def image_labels(device):
+    from reinit_nb.studies.spectra import image_runs, run_image
+    os.environ['REINIT_DEVICE'] = str(device)
+    run = next(r for r in image_runs('smoke') if r.labels == 'random')
+    return dict(row=pd.DataFrame(run_image(run.replace(epochs=1, looked=4, density=2))))
+
+@case
+def interventions(device):
+    from reinit_nb.studies.interventions import intervention_runs, plan_interventions, run_interventions
+    os.environ['REINIT_DEVICE'] = str(device)
+    portion = [r for r in plan_interventions(intervention_runs('smoke'))[0] if r.how == 'LW']
+    portion = [r.replace(epochs=2, looked=4, probes=2) for r in portion]
+    return dict(rows=pd.DataFrame([rows[0] for rows in run_interventions(portion)]))
+
+@case
+def coordinate_stacks(device):
+    from reinit_nb.coordinate_nets import SIGNALS, CoordinateNet, CoordinateStack, fit_signals
+    from reinit_nb.spectrum import grid_probe
+    found = {}
+    for act in ('relu', 'gaussian', 'sine'):
+        stack = CoordinateStack(CoordinateNet(act, .3, depth=2, width=8), [0, 1], device=device)
+        probe = grid_probe(-1, 1, 32)
+        record = fit_signals(stack, torch.linspace(-1, 1, 8)[:, None], SIGNALS['sine'], 20, every=10, probe=probe)
+        found |= {f'{act}_loss': record.losses, f'{act}_spectra': stack.spectra(probe).query('frequency > 0'),
+                  f'{act}_amplitudes': record.amplitudes([.5], SIGNALS['sine'])}
+    return found
+
+def _epochs(device, epochs=3):
+    from reinit_nb.vision import Task, image_dls
+    task = Task('digits', n_train=60, crop=True, flip=True, vflip=True, shift=.2, affine=(10, 10, .1), random_blur=.5,
+                channels=3, size=10, jitter=(.2, .2, .2, .1))
+    dls = image_dls(task, bs=4, device=device)
+    return {f'{k} {e} {i} {part}': o for e in range(epochs) for k, dl in (('train', dls.train), ('valid', dls.valid))
+            for i, batch in enumerate(dl) for part, o in zip('xy', batch)}
+
+@case
+def loaders(device): return _epochs(device)
+
+@case
+def loaders_of_many_images(device):
+    "Images that do not fit on the device come in batches"
+    from reinit_nb import vision
+    fits, vision.fits_on_device = vision.fits_on_device, lambda nbytes, device: False
+    try: return _epochs(device)
+    finally: vision.fits_on_device = fits
+
+# ---- measurements ------------------------------------------------------------------------------------------------
+@case
+def separability(device):
+    from reinit_nb.separability import separability
+    measures = ('least squares', 'ridge', 'softmax', 'svm', 'fisher', 'gdv')
+    return dict(table=separability(small_mlp(device), rows_of(40), rows_of(30), measures=measures))
+
+@case
+def separability_images(device):
+    from reinit_nb.separability import separability
+    return dict(table=separability(small_cnn(device), [images(), images(12)]))
+
+@case
+def fits_on_features(device):
+    from reinit_nb.path import fisher_score
+    from reinit_nb.separability import Moments, fisher, fit_probe, fit_ridge, gdv
+    h, y = (o.to(device) for o in rows_of(40))
+    moments = Moments(5).add(h, y)
+    probe = fit_probe(h, y)
+    return dict(ridge=fit_ridge(moments, .1).W, fisher=fisher(moments), gdv=gdv(h, y), hits=probe.hits(h, y),
+                score=fisher_score(h, y))
+
+@case
+def flatness(device):
+    from reinit_nb import flatness as f
+    net, data = small_mlp(device), [rows_of(20), rows_of(12)]
+    return dict(loss=f.evaluate_loss(net, data), margins=f.margins(net, data), size=f.weight_size(net, data, n=10),
+                noise=f.noise_curve(net, data, [.05], 2), top=f.top_eigenvalues(net, data, 2),
+                trace=f.hessian_trace(net, data, 4), density=f.spectral_density(net, data, 4, 1),
+                line=f.slice_1d(net, data, at=(-1, 0, 1)), plane=f.slice_2d(net, data, at=(0, 1)))
+
+@case
+def flatness_between(device):
+    from reinit_nb import flatness as f
+    nets = [small_mlp(d) for d in (device, 'cpu')]
+    with torch.no_grad():
+        for p in nets[1].parameters(): p.mul_(1.5)
+    along = f.direction_between(*nets)
+    return dict(line=f.slice_1d(nets[0], [rows_of(20)], along, at=(0, .5, 1)))
+
+@case
+def spectrum(device):
+    from reinit_nb import spectrum as s
+    net, (x, _) = small_cnn(device), images()
+    line = s.line_probe(x, 3, 16)
+    return dict(lines=s.model_spectrum(net, line).query('frequency > 0'),
+                planes=s.model_spectrum(net, s.plane_probe(x, 2, 8)).query('fx > 0'),
+                device_line=s.model_spectrum(net, s.line_probe(x.to(device), 3, 16)).query('frequency > 0'),
+                gradients=s.input_gradients(net, x), width=s.gradient_width(net, x),
+                amplitudes=s.model_amplitudes(net, line, [1., 2.]),
+                energies=s.fourier_energies(torch.linspace(0, 1, 16, device=device).sin()),
+                coefficients=s.fourier_coefficients(torch.linspace(0, 1, 16, device=device).sin(), [1.]).abs())
+
+@case
+def frozen_counts(device):
+    from reinit_nb.between import set_zero, sparse_masks, sparsify, sparsity
+    from reinit_nb.frozen import dead_units, frozen_pairs, frozen_totals, mutually_frozen, row_col_norms
+    from reinit_nb.stability import set_pairs
+    from reinit_nb.wiring import layer_readers
+    net, (x, _) = small_mlp(device), rows_of()
+    set_pairs(net, '0', '2', [1, 2])
+    found = dict(table=mutually_frozen(net, x), totals=frozen_totals(mutually_frozen(net, x)),
+                 dead=dead_units(net, x), readers=layer_readers(net, x)[['layer']].assign(n=1))
+    found['norms'] = torch.cat([o.cpu() for o in row_col_norms(net[0].weight)])
+    found['pairs'] = pd.DataFrame(frozen_pairs(net, x)).select_dtypes('number')
+    sparsify(net, 'mutual', .5, 0, x=x)
+    set_zero(net, sparse_masks(net, 'double', .3, 1))
+    return found | dict(sparsity=sparsity(net))
+
+@case
+def dynamics(device):
+    from reinit_nb import stability as s
+    theta = torch.tensor([[.1, .2], [.5, -.1]], device=device)
+    t, path = s.simulate(theta, A=torch.ones(2, device=device), time=2.)
+    escapes = s.simulate_escapes(theta, lam=.1)
+    return dict(t=t, path=path, escapes=escapes)
+
+@case
+def groups(device):
+    from reinit_nb import stability as s
+    net, (x, y) = small_mlp(device), rows_of()
+    which = [[('0.weight', (0, 0)), ('2.weight', (0, 0))], [('0.weight', (1, 2)), ('2.weight', (3, 1))]]
+    A, B = s.product_coefficients(net, x, which)
+    H, G = s.group_hessians(net, (x, y), which)
+    return dict(A=A, B=B, H=H, G=G, table=s.predict_groups(net, (x, y), which, lam=.01))
+
+@case
+def pairs(device):
+    from reinit_nb import stability as s
+    net, data = small_mlp(device), rows_of()
+    found = dict(predicted=s.predict_pairs(net, data, '0', '2', lam=.01), norms=s.pair_norms(net, '0', '2'),
+                 no_bias=s.predict_pairs(net, data, '0', '2', lam=.01, decay_all=False),
+                 matrix=s.pair_matrix(net, data, '0', '2', 1))
+    s.align_pairs(net, data, '0', '2', [0], rounds=2)
+    return found | dict(aligned=s.pair_norms(net, '0', '2'))
+
+@case
+def tangent_kernels(device):
+    from reinit_nb import coordinate_nets as c
+    net, (x, y) = small_mlp(device), rows_of(8)
+    targets = nn.functional.one_hot(y, 3).float()
+    return dict(kernel=c.tangent_kernel(net, x, x[:3]), velocity=c.function_velocity(net, x, targets, x[:3]),
+                step=c.largest_stable_step(net, x))
+
+@case
+def law(device):
+    from reinit_nb import coordinate_nets as c
+    from reinit_nb.spectrum import grid_probe
+    net = c.coordinate_net(c.CoordinateNet('sine', .3, depth=2, width=8)).to(device)
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64)[:-1, None]
+    df = c.spectral_law(net, (x, c.SIGNALS['sine'](x)), grid_probe(-1, 1, 32))
+    return dict(law=df[['predicted', 'measured']][:5])
+
+@case
+def labels(device):
+    from reinit_nb.coordinate_nets import fit_labels, relabel
+    x, y = rows_of(20)
+    found = {how: relabel(y.to(device), how) for how in ('random', 'swapped', 'constant')}
+    return found | dict(fit=fit_labels(small_mlp(device), (x, y), 'random', epochs=2, bs=8))
+
+@case
+def work_and_cuts(device):
+    from reinit_nb.freezing import freeze_layers, training_multiply_adds
+    from reinit_nb.prefix_cache import batch_dependence, clean_cuts, frozen_prefix
+    net, (x, _) = small_mlp(device).eval(), rows_of(8)
+    found = dict(work=training_multiply_adds(net, x), cuts=clean_cuts(net, x)[['parameters']],
+                 bits=batch_dependence(net, x, 4, [2])[['size', 'images']])
+    freeze_layers(net, ['0'])
+    return found | dict(prefix=float(frozen_prefix(net, x).parameters))
+
+@case
+def penultimate(device):
+    from reinit_nb.path import penultimate_features
+    from reinit_nb.wiring import wiring
+    net, (x, y) = small_cnn(device), images()
+    features, labels_ = penultimate_features(net, [(x, y)])
+    return dict(features=features, labels=labels_, channels=float(wiring(net, x[:2]).n))
+
+# ---- running them ------------------------------------------------------------------------------------------------
+def as_numbers(found) -> dict:
+    "Return tables and tensors as lists of numbers"
+    numbers = {}
+    for k, v in found.items():
+        if isinstance(v, pd.DataFrame):
+            v = v.select_dtypes(['number', 'bool']).drop(columns=[c for c in v if 'second' in str(c)], errors='ignore')
+            numbers |= {f'{k}.{c}': np.asarray(v[c], float).tolist() for c in v}
+        elif isinstance(v, torch.Tensor): numbers[k] = v.detach().cpu().double().flatten().tolist()
+        else: numbers[k] = np.ravel(np.asarray(v, float)).tolist()
+    return numbers
+
+def run_case(name, device, watch=None, **kw):
+    os.environ.pop('REINIT_DEVICE', None)
+    start = time.perf_counter()
+    out = {}
+    try:
+        if watch is None: out['numbers'] = as_numbers(CASES[name](device))
+        else:
+            with watch(**kw) as record: out['numbers'] = as_numbers(CASES[name](device))
+            out |= {k: dict(getattr(record, k)) for k in ('waits', 'to_device', 'to_cpu', 'float64')}
+            out |= dict(peak=record.peak, largest=record.largest)
+    except Exception: out['error'] = traceback.format_exc()
+    return out | dict(seconds=round(time.perf_counter() - start, 2))
+
+NEEDS_FLOAT64 = {'path_fp16'}   # torch's GradScaler takes another way only for a device that is called mps
+
+def main(file, names):
+    import warnings
+    warnings.simplefilter('ignore')
+    torch.set_num_threads(1)
+    import pretend_device
+    device, found = str(pretend_device.register()), {}
+    for name in names or CASES:
+        found[name] = dict(cpu=run_case(name, 'cpu'), device=run_case(
+            name, device, pretend_device.watch, refuse_float64=name not in NEEDS_FLOAT64))
+        Path(file).write_text(json.dumps(found))
+
+if __name__ == '__main__': main(sys.argv[1], sys.argv[2:])

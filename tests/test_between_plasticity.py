@@ -1,0 +1,208 @@
+"FIRE, DASH, L2 Init, Hare and Tortoise: against independent computations"
+import math
+from functools import partial
+
+import pytest
+import torch
+from fastai.callback.core import Callback
+from fastai.callback.progress import ProgressCallback
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import SGD, Adam
+from fastcore.basics import noop
+from torch import nn
+from torch.nn import functional as F
+
+from reinit_nb.between import (
+    DASHCallback,
+    HareTortoiseCallback,
+    InterveneCallback,
+    L2InitCallback,
+    check_intervention,
+    dash_reset,
+    dash_shrink,
+    fire_weight,
+    intervene,
+    nearest_orthogonal,
+)
+from reinit_nb.checkpoint import CheckpointCallback
+from reinit_nb.core import ReinitError
+from reinit_nb.freezing import freeze_layers
+from reinit_nb.models import model
+
+
+def mlp(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+def batches(n=12, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return [(torch.randn(16, 6, generator=g), torch.randint(3, (16,), generator=g)) for _ in range(n)]
+
+def learner(net, opt_func=SGD, cbs=()):
+    items = [(x, y) for xb, yb in batches() for x, y in zip(xb, yb)]
+    dls = DataLoaders(*(DataLoader(items, bs=16, shuffle=False, num_workers=0) for _ in range(2)), device='cpu')
+    learn = Learner(dls, net, CrossEntropyLossFlat(), opt_func=opt_func, cbs=cbs).remove_cb(ProgressCallback)
+    learn.logger = noop
+    return learn
+
+def assert_same(a, b):
+    for p, q in zip(a.parameters(), b.parameters()): torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)
+
+# ---------------------------------------------------------------- FIRE
+
+@pytest.mark.parametrize('shape', [(7, 7), (9, 4), (4, 9), (3, 5, 6), (1, 6)])
+def test_nearest_orthogonal_is_that_of_the_singular_value_decomposition(shape):
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u, _, v = torch.linalg.svd(w, full_matrices=False)
+    torch.testing.assert_close(nearest_orthogonal(w, 40), u @ v, atol=1e-9, rtol=0)
+    assert (nearest_orthogonal(w, 10) - u @ v).norm() <= (nearest_orthogonal(w, 5) - u @ v).norm()
+
+def test_fire_of_convolutions():
+    w = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    new = fire_weight(w, steps=40)
+    for i in range(3):
+        for j in range(3):
+            u, _, v = torch.linalg.svd(w[:, :, i, j], full_matrices=False)
+            torch.testing.assert_close(new[:, :, i, j], u @ v * math.sqrt(6 / 4) / 9)
+    grouped = fire_weight(w, groups=2, steps=40)
+    u, _, v = torch.linalg.svd(w[3:, :, 1, 2], full_matrices=False)
+    torch.testing.assert_close(grouped[3:, :, 1, 2], u @ v * math.sqrt(3 / 4) / 9)
+    other = fire_weight(w.transpose(0, 1), steps=40, transposed=True)
+    torch.testing.assert_close(other.transpose(0, 1), new)
+
+def test_fire_leaves_biases_and_norms_alone():
+    net = model('scnn', c_in=1, size=8, width=.25)
+    with torch.no_grad():
+        for p in net.parameters(): p.add_(.1)
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    check_intervention(net, 'FIRE')
+    log = intervene(net, 'FIRE').set_index('parameter')
+    for n, p in net.named_parameters():
+        assert torch.equal(p, before[n]) == (p.ndim == 1) == (log.changed[n] == 0), n
+    again = {n: p.detach().clone() for n, p in net.named_parameters()}
+    intervene(net, 'FIRE')
+    net2 = mlp()
+    with torch.no_grad(): net2[2].weight.zero_()
+    old = net2[0].weight.detach().clone()
+    with pytest.raises(ReinitError, match='2.weight is zero'): intervene(net2, 'FIRE')
+    assert torch.equal(net2[0].weight, old) and again
+
+def test_fire_before_the_second_task():
+    net = mlp()
+    learn = learner(net, cbs=InterveneCallback('FIRE'))
+    learn.fit(1, .01)
+    assert learn.intervene.log.empty
+    learn.fit(1, 0.)
+    s = torch.linalg.svdvals(net[0].weight.detach())
+    assert s.max() / s.min() < 1.2 and learn.intervene.log.task.unique().tolist() == [2]
+
+# ---------------------------------------------------------------- DASH
+
+def test_dash_is_the_plain_loop():
+    a, b, floor, decay = mlp(), mlp(), .1, .3
+    mean = {n: torch.zeros_like(p) for n, p in a.named_parameters()}
+    for x, y in batches(4):
+        a.zero_grad()
+        F.cross_entropy(a(x), y).backward()
+        for n, p in a.named_parameters(): mean[n] = (1 - decay) * mean[n] + decay * -p.grad
+    with torch.no_grad():
+        for n, p in a.named_parameters():
+            rows = p if p.ndim == 2 else p[None]
+            directions = mean[n] if p.ndim == 2 else mean[n][None]
+            for row, direction in zip(rows, directions):
+                cosine = float(row @ direction / row.norm() / direction.norm())
+                row *= min(1., max(floor, cosine))
+    log = dash_reset(b, batches(4), floor=floor, decay=decay)
+    assert_same(a, b)
+    assert (log.norm_after <= log.norm_before).all() and all(p.grad is None for p in b.parameters())
+
+def test_dash_of_a_convolution_is_by_kernel():
+    w = torch.randn(3, 2, 3, 3)
+    direction = torch.randn(3, 2, 3, 3)
+    new = dash_shrink(w, direction, .2)
+    for i in range(3):
+        for j in range(2):
+            cosine = F.cosine_similarity(w[i, j].flatten(), direction[i, j].flatten(), dim=0)
+            torch.testing.assert_close(new[i, j], w[i, j] * cosine.clamp(.2, 1))
+
+def test_dash_callback():
+    net = mlp()
+    learn = learner(net, cbs=DASHCallback(.3))
+    learn.fit(1, .05)
+    reference = mlp()
+    reference.load_state_dict(net.state_dict())
+    learn.fit(1, 0.)
+    dash_reset(reference, batches(), floor=.3)
+    assert_same(reference, net)
+    assert learn.dash.log.task.unique().tolist() == [2] if hasattr(learn, 'dash') else True
+    with pytest.raises(ReinitError, match='floor=2'): DASHCallback(2)
+
+# ---------------------------------------------------------------- L2 Init
+
+def test_l2_init_is_the_penalty():
+    a, b, lam, lr = mlp(), mlp(), .05, .1
+    first = [p.detach().clone() for p in a.parameters()]
+    for x, y in batches():
+        for p in a.parameters(): p.grad = None
+        penalty = sum((p - q).square().sum() for p, q in zip(a.parameters(), first))
+        (F.cross_entropy(a(x), y) + lam * penalty).backward()
+        with torch.no_grad():
+            for p in a.parameters(): p -= lr * p.grad
+    cb = L2InitCallback(lam)
+    learner(b).fit(1, lr, wd=0., cbs=cb)
+    assert_same(a, b)
+    assert cb.distance == pytest.approx(sum(float((p - q).square().sum()) for p, q in zip(b.parameters(), first)))
+
+def test_l2_init_without_a_penalty_and_frozen():
+    a, b = mlp(), mlp()
+    learner(a, Adam).fit(1, .01)
+    learner(b, Adam).fit(1, .01, cbs=L2InitCallback(0.))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+    c = mlp()
+    freeze_layers(c, ['0'])
+    old = c[0].weight.detach().clone()
+    learner(c).fit(1, .1, cbs=[L2InitCallback(1.)])
+    assert torch.equal(c[0].weight, old)
+
+# ---------------------------------------------------------------- Hare and Tortoise
+
+def test_hare_and_tortoise_is_the_plain_loop():
+    a, b, mu, every, lr = mlp(), mlp(), .8, 5, .1
+    tortoise = [p.detach().clone() for p in a.parameters()]
+    for step, (x, y) in enumerate(batches(), 1):
+        for p in a.parameters(): p.grad = None
+        F.cross_entropy(a(x), y).backward()
+        with torch.no_grad():
+            for p, q in zip(a.parameters(), tortoise):
+                p -= lr * p.grad
+                q.copy_(mu * q + (1 - mu) * p)
+                if step % every == 0: p.copy_(q)
+    cb = HareTortoiseCallback(mu, every)
+    learner(b).fit(1, lr, wd=0., cbs=cb)
+    assert_same(a, b)
+    assert cb.log.step.tolist() == [5, 10] and (cb.log.distance > 0).all()
+
+def test_a_tortoise_that_keeps_nothing_is_the_hare():
+    a, b = mlp(), mlp()
+    learner(a).fit(1, .1)
+    learner(b).fit(1, .1, cbs=HareTortoiseCallback(0., 1))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+
+# ---------------------------------------------------------------- resuming
+
+@pytest.mark.parametrize('make', [partial(L2InitCallback, .1), partial(HareTortoiseCallback, .8, 5)])
+def test_resumed_is_never_stopped(make, tmp_path):
+    class Die(Callback):
+        order = 2000
+        def after_batch(self):
+            if self.learn.training and self.learn.train_iter == 17: raise KeyboardInterrupt
+    def run(net, path, *cbs):
+        learner(net).fit(2, .05, cbs=[make(), CheckpointCallback(path, 5), *cbs])
+        return net
+    whole = run(mlp(), tmp_path / 'a.pth')
+    with pytest.raises(KeyboardInterrupt): run(mlp(), tmp_path / 'b.pth', Die())
+    resumed = run(mlp(9), tmp_path / 'b.pth')
+    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), resumed.parameters()))
