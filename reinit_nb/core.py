@@ -300,12 +300,19 @@ def _to_json(value):
     if isinstance(value, Recipe): return value.to_dict()
     return [_to_json(v) for v in value] if isinstance(value, tuple) else value
 
-def _from_json(value):
-    if isinstance(value, dict): return Recipe.from_dict(value)
-    return tuple(map(_from_json, value)) if isinstance(value, list) else value
+def _recipes_in(kind):
+    "Return the recipe classes in an annotated type"
+    args = typing.get_args(kind)
+    if not args: return [kind] if isinstance(kind, type) and issubclass(kind, Recipe) else []
+    return [found for arg in args for found in _recipes_in(arg)]
+
+def _from_json(value, expected):
+    "Return the value of a field that holds recipes of the classes `expected`, or of others"
+    if isinstance(value, dict): return _recipe_from_json(value, expected)
+    return tuple(_from_json(v, expected) for v in value) if isinstance(value, list) else value
 
 # %% ../nbs/00_core.ipynb #d0e3d3e0
-_recipe_classes = {}   # by name, for `Recipe.from_dict`
+_recipe_classes = {}   # name → all classes of that name, the newest last
 
 @dataclass(frozen=True)
 class Recipe:
@@ -315,7 +322,7 @@ class Recipe:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        _recipe_classes[cls.__name__] = cls
+        _recipe_classes.setdefault(cls.__name__, []).append(cls)
 
     def __new__(cls, *args, **kwargs):
         if '__dataclass_fields__' not in cls.__dict__:
@@ -361,15 +368,24 @@ class Recipe:
     @classmethod
     def from_dict(cls, d: dict) -> 'Recipe':
         "Return the recipe that `to_dict` described"
-        if set(d) != {'class', 'version', 'fields'}:
-            raise ReinitError(f'{d} is not a recipe: it needs class, version and fields')
-        name = check_choice('recipe', d['class'], _recipe_classes)
-        new = _recipe_classes[name]
-        if not issubclass(new, cls): raise ReinitError(f'{name} is not a {cls.__name__}')
-        if d['version'] != new.version:
-            raise ReinitError(f'{name} was written as version {d["version"]} and is version {new.version} now: '
-                              'run it again')
-        return new(**{name: _from_json(value) for name, value in d['fields'].items()})
+        recipe = _recipe_from_json(d, [cls])
+        if not isinstance(recipe, cls): raise ReinitError(f'{d["class"]} is not a {cls.__name__}')
+        return recipe
+
+def _recipe_from_json(d, expected):
+    "Return the recipe that `d` describes: of a class in `expected` with its name, or else of the newest one"
+    if set(d) != {'class', 'version', 'fields'}:
+        raise ReinitError(f'{d} is not a recipe: it needs class, version and fields')
+    name = check_choice('recipe', d['class'], _recipe_classes)
+    # a pickled class leaves an empty one of the same name behind
+    known = [c for c in (*_recipe_classes[name], *expected) if c.__name__ == name and '__dataclass_fields__' in vars(c)]
+    if not known: raise ReinitError(f'{name} needs @dataclass(frozen=True)')
+    new = known[-1]
+    if d['version'] != new.version:
+        raise ReinitError(f'{name} was written as version {d["version"]} and is version {new.version} now: '
+                          'run it again')
+    kinds = _field_types(new)
+    return new(**{k: _from_json(value, _recipes_in(kinds.get(k))) for k, value in d['fields'].items()})
 
 # %% ../nbs/00_core.ipynb #b8d37d04
 def _flatten_value(value, name):

@@ -122,6 +122,36 @@ def test_version_is_part_of_the_hash():
     finally: del Outer.version
 
 
+def test_a_class_pickled_by_value_does_not_replace_the_real_one():
+    "Notebooks send their recipes to other processes by value, which makes an empty class of the same name"
+    @dataclass(frozen=True)
+    class Local(Recipe): n: int = 1
+
+    @dataclass(frozen=True)
+    class Holder(Recipe): local: Local = Local()
+
+    def unfinished(): return type('Local', (Recipe,), {})   # as cloudpickle makes it, before it finds the real one
+    unfinished()
+    assert Recipe.from_dict(Local(n=2).to_dict()) == Local(n=2)
+    assert Recipe.from_dict(Holder().to_dict()) == Holder()
+
+
+def test_a_field_decides_which_of_two_classes_with_one_name_is_meant():
+    @dataclass(frozen=True)
+    class Twin(Recipe): n: int = 1
+    first = Twin
+
+    @dataclass(frozen=True)
+    class TwinHolder(Recipe): twin: first | None = first()
+
+    @dataclass(frozen=True)
+    class Twin(Recipe): n: int = 1
+
+    assert type(Recipe.from_dict(Twin().to_dict())) is Twin
+    assert type(first.from_dict(Twin().to_dict())) is first
+    assert Recipe.from_dict(TwinHolder().to_dict()) == TwinHolder()
+
+
 OTHER_ORDER = '''
 from dataclasses import dataclass
 from reinit_nb.core import Recipe

@@ -25,7 +25,8 @@ def frozen_gaps(d: pd.DataFrame,  # From `one_factor_runs`
                 value: str = 'test_acc'  # Column
                ) -> pd.DataFrame:  # `by`, seed, difference
     "Return frozen minus trained, seed by seed"
-    t = d.pivot_table(index=[*by, 'seed'], columns='frozen', values=value).dropna()
+    t = d.pivot_table(index=[*by, 'seed'], columns='frozen', values=value)
+    t = t.reindex(columns=[0., 1.]).dropna()   # one of the two, or both, may be missing
     return (t[1.] - t[0.]).rename('difference').reset_index()
 
 def _effects_by(gaps, label, column='dataset'):
