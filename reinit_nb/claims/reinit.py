@@ -190,10 +190,10 @@ def flatness_gain(df: pd.DataFrame  # Complete cells of `converged_runs`
                  ) -> dict:
     "Measure R10: what noise on the weights takes from BL, minus what it takes from LW"
     d = with_sharpness(fitted_settings(df[~df.augment]))
-    relative = with_sharpness(d, 'relative_noise_')
     def less(rows, b='BL'): return seed_effect(setting_differences(rows, 'sharp', b, 'LW'), 100)
-    return {'what noise takes from BL − from LW': less(d), 'the same, from BL with restarts': less(d, 'restart'),
-            'the same, noise relative to the weights': less(relative)}
+    effects = {'what noise takes from BL − from LW': less(d), 'the same, from BL with restarts': less(d, 'restart')}
+    if not numbered_columns(d, 'relative_noise_'): return effects
+    return effects | {'the same, noise relative to the weights': less(with_sharpness(d, 'relative_noise_'))}
 
 R10 = Claim('R10', 'reinit_cnn', ('converged_table',), flatness_gain)
 
