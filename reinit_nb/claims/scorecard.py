@@ -405,14 +405,14 @@ def stale_results(path=None,  # As in `find_results`
         for name, source in study.files.items():
             want = {r.hash: r for r in flatten_recipes(source.lists(results.scale))}
             d = results.file(name)
-            have = set(d.recipe)
+            have = set(d.get('lead', d.recipe))   # what was matched to a run is known by that run
             lack = [r for h, r in want.items() if h not in have]
             unavailable = sum(map(study.unavailable, lack)) if study.unavailable else 0
             rows.append(dict(file=name, recipes=len(want), recorded=len(have & set(want)), unavailable=unavailable,
                              missing=len(lack) - unavailable, unknown=len(have - set(want)),
-                             date=str(d['date'].max())[:10]))
+                             date=str(d['date'].max())[:10], partial=source.partial))
     t = pd.DataFrame(rows)
-    return t.assign(stale=(t.missing + t.unknown) > 0)
+    return t.assign(stale=(t.missing.where(~t.partial, 0) + t.unknown) > 0).drop(columns='partial')
 
 # %% ../../nbs/75_claims.scorecard.ipynb #3a184879
 class _TableRows(HTMLParser):

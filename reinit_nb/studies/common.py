@@ -52,6 +52,7 @@ class ResultsFile:
     measure: Callable | None = None  # Or, without training: a `Look` → DataFrame
     run: Callable | None = None  # Or, where recipes depend on results: `(scale, seeds, **kw)` → DataFrame
     parts: tuple[str, ...] = ()  # Parts of the study that need this file alone
+    partial: bool = False  # May recipes still be missing? Its parts then are what is complete
 
 @dataclass(frozen=True)
 class Figure:

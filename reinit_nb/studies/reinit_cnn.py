@@ -866,7 +866,8 @@ STUDY = Study(
           'trained to convergence, and all that is compared has equally many steps.',
     page='experiments/reinit_cnn.ipynb',
     files=dict(
-        reinit_cnn_converged=ResultsFile(_converged_leads, PATH, run=run_converged, parts=tuple(_CONVERGED_PARTS)),
+        reinit_cnn_converged=ResultsFile(_converged_leads, PATH, run=run_converged, parts=tuple(_CONVERGED_PARTS),
+                                         partial=True),
         reinit_cnn_pilot=ResultsFile(lambda scale=None, seeds=None: dict(pilot=pilot_runs(scale, seeds)), PATH),
         reinit_cnn_precision=ResultsFile(lambda scale=None, seeds=None: dict(
             precision=precision_runs(scale, seeds)), PATH)),
