@@ -1,7 +1,8 @@
 """Write reinit_nb/data/run_costs.csv: what a run of each results file costs at laptop scale, for dry runs.
 
-Seconds come from the published results: time between the first and the last run, without pauses of more than half an
-hour, times the cores of the machine, divided by the runs. That is an upper bound: cores may have waited.
+Seconds come from the published results: as recorded with each run, or else the time between the first and the last run,
+without pauses of more than half an hour, times the cores of the machine, divided by the runs. That is an upper bound:
+cores may have waited.
 Memory is measured with --memory: the first portion of each file is run in a process of its own, and its peak is taken.
 Otherwise the memory that the table has already is kept.
 """
@@ -22,7 +23,10 @@ table = root / 'reinit_nb' / 'data' / 'run_costs.csv'
 
 
 def core_seconds(df):
-    "Core-seconds of a run, by the dates of all"
+    "Core-seconds of a run, as recorded or by the dates of all"
+    for column in ('cpu_seconds', 'seconds'):
+        if column in df and df[column].notna().any():
+            return df.drop_duplicates('recipe')[column].mean()
     dates = pd.to_datetime(df.groupby('recipe').date.max()).sort_values()
     gaps = dates.diff().dt.total_seconds().dropna()
     worked = gaps[gaps <= 1800]
