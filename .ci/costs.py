@@ -26,7 +26,7 @@ def core_seconds(df):
     "Core-seconds of a run, as recorded or by the dates of all"
     for column in ('cpu_seconds', 'seconds'):
         if column in df and df[column].notna().any():
-            return df.drop_duplicates('recipe')[column].mean()
+            return df.groupby('recipe')[column].max().mean()
     dates = pd.to_datetime(df.groupby('recipe').date.max()).sort_values()
     gaps = dates.diff().dt.total_seconds().dropna()
     worked = gaps[gaps <= 1800]

@@ -588,12 +588,13 @@ def test_dry_run_at_other_scales(monkeypatch, capsys):
     "Published results tell how long runs take at laptop scale, operations at paper scale; missing data is named"
     monkeypatch.delenv('REINIT_DATA', raising=False)
     monkeypatch.setenv('REINIT_CACHE', str(Path.cwd() / 'cache'))
-    assert reinit_repro(['reinit_cnn', '--dry-run', '--json']) == 0
+    assert reinit_repro(['synthetic', 'reinit_cnn', '--dry-run', '--json']) == 0
     told = json.loads(capsys.readouterr().out)
-    row = told['files'][0]
-    assert told['scale'] == 'laptop' and row['unit'] == 'core' and row['hours'] > 0
+    rows = {row['file']: row for row in told['files']}
+    assert told['scale'] == 'laptop' and rows['synthetic']['unit'] == 'core' and rows['synthetic']['hours'] > 0
     assert sum(r['missing'] for r in told['files']) == sum(told['missing'].values()) > 0
-    assert row['missing'] == row['runs'] > 0   # photos, none of which come with the package
+    photos = rows['reinit_cnn_converged']
+    assert photos['missing'] == photos['runs'] > 0 == rows['synthetic']['missing']
     assert reinit_repro(['reinit_cnn', '--dry-run', '--scale', 'paper']) == 0
     printed = capsys.readouterr().out
     assert 'GPU-h' in printed and "no data found for 'cars196'" in printed and 'reinit_data list' in printed
