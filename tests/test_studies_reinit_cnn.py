@@ -251,7 +251,7 @@ def test_smoke_runs_end_to_end(smoke, tmp_path):
     results = cnn.STUDY.load(tmp_path, 'smoke')
     assert set(results.part('converged_early').arm) == {'LW', 'BL', 'LW, ¼', 'BL, ¼', 'LW, ½', 'BL, ½'}
     assert not results.part('converged_table').fits.any()
-    with pytest.raises(ReinitError, match="has 4 of 16 runs of the list 'settings'"): results.part('converged_settings')
+    assert results.part('converged_settings').empty   # 4 of its 16 runs are there: judged as a whole or not at all
 
 def fitted(df): return df.assign(**{c: 1. for c in df if c.startswith('train_acc')})
 

@@ -203,7 +203,7 @@ def hours_text(hours: float) -> str:
 def sample_text(row  # Of `judge_claims`
                ) -> str:
     "Write how many of what, and how many would decide"
-    if not row.n: return ''
+    if not row.n: return f'{row.planned:.0f} seeds planned' if row.planned > 0 else ''
     what = row.counts.removesuffix('s') if row.n == 1 else row.counts
     said = [f'{row.n:,} {what}']
     if row.verdict == '?' and pd.isna(row.value) and row.planned > 0: said.append(f'{row.planned:.0f} seeds planned')
