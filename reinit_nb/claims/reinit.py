@@ -132,12 +132,17 @@ def setting_differences(df: pd.DataFrame,  # Complete cells
     if not {a, b} <= set(df.method): return pd.DataFrame(columns=[*on, 'seed', 'difference'])
     return paired_differences(df, value, a, b, by=[*on, 'seed'])
 
+def _cells_text(df, gain):
+    "Write how many pairs of network and dataset count, of those that are planned"
+    planned = f' of {df.planned_cells.max()} planned' if 'planned_cells' in df else ''
+    return f'{gain.groupby(list(SETTING_COLUMNS)).ngroups}{planned} pairs of network and dataset'
+
 def accuracy_gain(df: pd.DataFrame  # Complete cells of `converged_runs`
                  ) -> dict:
     "Measure R6: gain of LW over BL in test accuracy"
     d = fitted_settings(df[~df.augment])
     gain = setting_differences(d)
-    effects = {'LW − BL': seed_effect(gain, 100, note=f'{gain.groupby(list(SETTING_COLUMNS)).ngroups} cells')}
+    effects = {'LW − BL': seed_effect(gain, 100, note=_cells_text(df, gain))}
     effects |= {'LW − BL with restarts': seed_effect(setting_differences(d, b='restart'), 100),
                 'BL with restarts − BL': seed_effect(setting_differences(d, a='restart'), 100)}
     effects |= {f'LW − BL, {m}': seed_effect(g, 100) for m, g in gain.groupby('model', sort=False)}
@@ -208,7 +213,7 @@ def ablation_gains(df: pd.DataFrame  # Complete cells of `converged_parts`
     effects = {}
     for name, (a, b) in _ABLATION_PAIRS.items():
         gain = setting_differences(fitted_settings(df, methods=(a, b)), 'test_acc', a, b)
-        effects[name] = seed_effect(gain, 100, note=f'{gain.groupby(list(SETTING_COLUMNS)).ngroups} cells')
+        effects[name] = seed_effect(gain, 100, note=_cells_text(df, gain))
     return effects
 
 R11 = Claim('R11', 'reinit_cnn', ('converged_parts',), ablation_gains)

@@ -511,7 +511,9 @@ def _converged_part(name, by_cell=True):
     def part(results):
         comparisons = converged_lists(results.scale, results.seeds)[name]
         df = check_equal_steps(results.file('reinit_cnn_converged'))
-        if by_cell: return complete_cells(df, comparisons, fitted=False)
+        if by_cell:
+            planned = len({(c.run.model, c.run.task.dataset) for c in comparisons})
+            return complete_cells(df, comparisons, fitted=False).assign(planned_cells=planned)
         named = label_comparisons(df, comparisons)
         planned = sum(1 + len(c.arms) for c in comparisons)
         return named if len(named) == planned else named[:0]   # judged as a whole
@@ -657,7 +659,7 @@ def plot_converged_gains(table: pd.DataFrame,  # From `converged_gains`
     labels = [f'{r.model} · {r.dataset} · {r.arm} (n = {r.n})' for r in table.itertuples()]
     ax.set(yticks=range(len(table)), yticklabels=labels, xlabel='points above BL of equal steps')
     ax.plot([], [], 'kD', ms=7, mfc='none', label='paper, mean of six datasets')
-    ax.legend(fontsize='small')
+    ax.legend(fontsize='small', loc='lower right', bbox_to_anchor=(1, 1), frameon=False)
     ax.invert_yaxis()
     return ax
 
@@ -708,7 +710,7 @@ def _plot_by_dataset(df, stem, name, factor=1.):
             s = factor * d[(d.dataset == k) & (d.method == m)].groupby(name).y.mean()
             ax.plot(s.index, s, 'o-', ms=3, **_line_style(m))
         ax.set(title=k)
-    axs[0].legend(fontsize='small')
+    axs[-1].legend(fontsize='small', loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return axs
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #82dd0b16
