@@ -18,10 +18,11 @@ from contextlib import contextmanager
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes
+from .core import ReinitError, Streams, as_streams, check_choice, check_number, cpu_double, new_axes
 from reinit_nb.probing import (
     call_model,
     iter_batches,
@@ -158,8 +159,6 @@ def _finish(ax, **labels):
     if ax.get_legend_handles_labels()[1]: ax.legend(frameon=False)
     return ax
 
-def _density(t, mean, sd): return np.exp(-.5 * ((t - mean) / sd)**2) / sd / math.sqrt(2 * math.pi)
-
 # %% ../nbs/46_flatness.ipynb #26acc150
 def margins(model: nn.Module,  # A classifier
             data,  # The training sample, as in `list_batches`
@@ -290,7 +289,7 @@ def plot_size_ratios(df: pd.DataFrame,  # From `size_ratios`
         ax.plot(rows.ratio, np.zeros(len(rows)), '|', ms=12, c=color)
         if sd > 0:
             t = np.linspace(mean - 4 * sd, mean + 4 * sd, 200)
-            ax.plot(t, _density(t, mean, sd), c=color, label=label)
+            ax.plot(t, norm.pdf(t, mean, sd), c=color, label=label)
         else: ax.axvline(mean, c=color, label=label)   # one ratio, or all the same: no density
     ax.axvline(1, c='k', lw=.8, ls=':')
     return _finish(ax, xlabel='size of the weights / baseline', ylabel='density')
@@ -529,7 +528,7 @@ def plot_spectral_density(df: pd.DataFrame,  # From `spectral_density`
     sd = check_number('width', width, 0, lo_open=True) * ((hi - lo) or 1)
     t = np.linspace(lo - 5 * sd, hi + 5 * sd, 500)
     for label, rows in _curves(df, by):
-        bumps = _density(t[:, None], rows.eigenvalue.to_numpy(), sd)
+        bumps = norm.pdf(t[:, None], rows.eigenvalue.to_numpy(), sd)
         ax.plot(t, bumps @ rows.weight.to_numpy() / rows.weight.sum(), label=label)
     ax.set_yscale('log')
     ax.set_ylim(bottom=max(1e-8, ax.get_ylim()[0]))
@@ -548,7 +547,7 @@ def filter_direction(model: nn.Module,
                     ) -> dict[str, Tensor]:  # Parameter → direction
     "Draw a random direction, each of its filters as long as the model's"
     selected = select_parameters(model, parameters)
-    noise = _gaussian_noise(selected, seed if isinstance(seed, Streams) else Streams(seed))
+    noise = _gaussian_noise(selected, as_streams(seed))
     direction = {}
     for name, p in selected.items():
         d = noise[name]
