@@ -13,7 +13,6 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -189,15 +188,6 @@ def plot_margins(df: pd.DataFrame,  # From `margins`
     return _finish(ax, xlabel='rank', ylabel='margin')
 
 # %% ../nbs/46_flatness.ipynb #c108fbbf
-@contextmanager
-def _inputs_noted(modules, note):
-    "Call `note(name, input)` before each call of the modules"
-    def hook(name): return lambda module, args: note(name, args[0])
-    handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items()]
-    try: yield
-    finally:
-        for handle in handles: handle.remove()
-
 def find_classifier(model: nn.Module,
                     x: Tensor  # A batch
                    ) -> str:  # Name
@@ -205,7 +195,8 @@ def find_classifier(model: nn.Module,
     called = []
     layers = {name: m for name, m in model.named_modules()
               if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))}
-    with probe_model(model), _inputs_noted(layers, lambda name, _: called.append(name)):
+    with probe_model(model):
+        for name, m in layers.items(): m.register_forward_pre_hook(lambda m, args, name=name: called.append(name))
         call_model(model, x, tensor=True)
     if not called:
         raise ReinitError(f'head: {type(model).__name__} calls no Linear and no convolution: '
@@ -223,16 +214,6 @@ def _random_examples(batches, total, n, seed):
         start += len(x)
         if len(rows): yield x[rows.to(x.device)]
 
-def _sum_of_squares(t): return cpu_double(t).square().sum().item()
-
-def _classifier_input(model, name, x):
-    "Return what the module `name` gets when `model` runs on `x`; of several calls, the last"
-    seen = []
-    with _inputs_noted({name: model.get_submodule(name)}, lambda _, z: seen.append(z)):
-        call_model(model, x, tensor=True)
-    if not seen: raise ReinitError(f'head={name!r} is never called: name another module')
-    return seen[-1]
-
 def weight_size(model: nn.Module,  # A classifier
                 data,  # The training sample, as in `list_batches`
                 n: int = 256,  # Examples, drawn at random; all if there are fewer
@@ -247,12 +228,18 @@ def weight_size(model: nn.Module,  # A classifier
         if head is None: head = find_classifier(model, next(iter(result.batches))[0][:2])
         weighted = [k for k, m in model.named_modules() if isinstance(getattr(m, 'weight', None), Tensor)]
         check_choice('head', head, weighted)
-        squares = [_sum_of_squares(_classifier_input(model, head, x))
-                   for x in _random_examples(result.batches, result.n, n, seed)]
-        weight = model.get_submodule(head).weight
-        weight_norm = cpu_double(weight).norm().item()
+        classifier = model.get_submodule(head)
+        seen = []   # inputs of the classifier; of several calls, the last counts
+        classifier.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+        squares = 0.
+        for x in _random_examples(result.batches, result.n, n, seed):
+            seen.clear()
+            call_model(model, x, tensor=True)
+            if not seen: raise ReinitError(f'head={head!r} is never called: name another module')
+            squares += cpu_double(seen[-1]).square().sum().item()
+        weight_norm = cpu_double(classifier.weight).norm().item()
     examples = min(n, result.n)
-    activation_norm = math.sqrt(sum(squares) / examples)
+    activation_norm = math.sqrt(squares / examples)
     return pd.DataFrame([dict(activation_norm=activation_norm, weight_norm=weight_norm,
                               size=activation_norm * weight_norm, head=head, examples=examples)])
 

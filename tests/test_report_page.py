@@ -20,7 +20,6 @@ from reinit_nb.core import ReinitError
 from reinit_nb.ensemble import MLPRun
 from reinit_nb.report.page import (
     completeness,
-    count_verdicts,
     distinct_values,
     exhibit_html,
     exhibit_sections,
@@ -113,8 +112,6 @@ def test_every_claim_has_an_anchor_and_its_evidence(html):
 
 def test_small_parts():
     assert distinct_values([None, None]) == '–'
-    verdicts = pd.DataFrame(dict(verdict=['✅', '', '✅']))
-    assert count_verdicts(verdicts) == {'✅': 2, '❌': 0, '≈': 0, '?': 0}
 
 
 def test_wrong_folders(tmp_path):

@@ -185,6 +185,8 @@ def test_dates_decide_what_is_old(tmp_path):
     assert not row(after).old_runs and not row(after).mixed
     half = row([before] * 4 + [after] * (len(runs) - 4))
     assert half.old_runs and half.mixed
+    with pytest.raises(ReinitError, match='F4: some runs are older than its revised rule'):
+        judge_claims(tmp_path, ['F4'], strict=True)
 
 def test_old_outcomes_are_those_of_the_same_runs(df):
     "Outcomes of 0.0.1 and, as long as there are no new runs, those of today"

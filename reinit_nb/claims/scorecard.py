@@ -23,6 +23,7 @@ import pandas as pd
 
 import reinit_nb
 from reinit_nb.claims.verdict import (
+    VERDICT_PLURALS,
     VERDICT_WORDS,
     VERDICTS,
     Claim,
@@ -159,7 +160,7 @@ def _judge_or_tell(id, results, scale, strict):
 def judge_claims(path=None,  # As in `find_results`; or `StudyResults` by study
                  ids: Iterable[str] | None = None,  # Some claims only
                  scale: str = 'laptop',  # Of the results
-                 strict: bool = False  # Is a claim without current results an error? Else it is undecided, with n = 0
+                 strict: bool = False  # Refuse claims without current results (else undecided), or with mixed ones?
                 ) -> pd.DataFrame:  # One row for each claim, columns `SCORECARD_COLUMNS`
     "Judge all claims by what is recorded"
     results = _open_results(path, scale)
@@ -169,6 +170,9 @@ def judge_claims(path=None,  # As in `find_results`; or `StudyResults` by study
         claim = get_claim(c.id)
         runs = runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
         rows.append(_row(c, verdict, runs))
+        if strict and rows[-1]['mixed']:
+            raise ReinitError(f'{c.id}: some runs are older than its revised rule and some are newer: '
+                              'judge it on the new ones only')
     return pd.DataFrame(rows, columns=list(SCORECARD_COLUMNS))
 
 def judge_parts(path=None,  # As in `judge_claims`
@@ -283,7 +287,7 @@ def verdict_counts(df: pd.DataFrame  # From `judge_claims`
 def scorecard_headline(df: pd.DataFrame  # From `judge_claims`
                       ) -> str:
     "Write the outcome in a sentence"
-    def said(o): return ', '.join(f'{int(o[k])} {word}' for k, word in _PLURALS.items())
+    def said(o): return ', '.join(f'{int(o[k])} {word}' for k, word in VERDICT_PLURALS.items())
     counts = verdict_counts(df)
     text = f'{len(df)} claims: {said(counts.sum())}'
     not_judged = int((df.n == 0).sum())
@@ -292,8 +296,6 @@ def scorecard_headline(df: pd.DataFrame  # From `judge_claims`
     old = int(df.old_runs.sum())
     if old: text += f'; {old} are judged by a rule that is newer than their runs (†)'
     return text
-
-_PLURALS = {'✅': 'hold', '❌': 'fail', '≈': 'equivalent', '?': 'undecided'}
 
 # %% ../../nbs/75_claims.scorecard.ipynb #a62f000b
 _SHIPPED = Path(reinit_nb.__file__).parent / 'data' / 'scorecard.csv'
@@ -367,7 +369,7 @@ def _plot_paper(ax, key, g):
     ax.grid(axis='y', color='#EEEEEE', lw=.6, zorder=0)
     ax.set_axisbelow(True)
     for o in ('top', 'right', 'left'): ax.spines[o].set_visible(False)
-    counts = ', '.join(f'{(g.verdict == k).sum()} {word}' for k, word in _PLURALS.items())
+    counts = ', '.join(f'{(g.verdict == k).sum()} {word}' for k, word in VERDICT_PLURALS.items())
     ax.set_title(f'{PAPER_TITLES[key]}: {counts}', loc='left', fontsize=9.5, fontweight='bold')
 
 def plot_scorecard(df: pd.DataFrame  # From `judge_claims`
