@@ -48,7 +48,10 @@ AGAIN = 'python -c "from reinit_nb.claims.scorecard import write_scorecard; writ
 IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7)) for i in range(1, n + 1)]
 
 @pytest.fixture(scope='module')
-def df(): return judge_claims(RESULTS)
+def df(scorecard): return scorecard
+
+@pytest.fixture(scope='module')
+def parts(): return judge_parts(RESULTS)
 
 @pytest.fixture(scope='module')
 def pages(): return verdicts_on_pages(PAGES)
@@ -76,12 +79,12 @@ def outputs(f):
     shown = [o['data'] for c in cells for o in c.get('outputs', []) if 'data' in o]
     return '\n'.join(''.join(o.get('text/markdown', '')) for o in shown)
 
-def test_the_scorecard_page_shows_the_scorecard(df):
+def test_the_scorecard_page_shows_the_scorecard(df, parts):
     "Its outputs are committed: a sign, a number or the headline that was changed by hand, or is old, is found"
     said = outputs(ROOT / PAGE)
     assert scorecard_markdown(df) in said, f'run {PAGE} again'
     assert scorecard_headline(df) in said, f'run {PAGE} again'
-    assert parts_markdown(judge_parts(RESULTS)) in said and revision_markdown() in said, f'run {PAGE} again'
+    assert parts_markdown(parts) in said and revision_markdown() in said, f'run {PAGE} again'
     for old in re.findall(r'\d+ claims: [^*\n]*', said):
         assert old == scorecard_headline(df), f'the page also says {old!r}'
 
@@ -316,14 +319,14 @@ def test_effects_lie_in_their_intervals(df):
     assert (d.unit != '').all() and (d.measure != '').all()
     assert set(df.id[df.lo.isna() & df.value.notna()]) <= {'R5', 'Z1', 'Z10', 'C11'}   # facts
 
-def test_some_numbers_computed_another_way(df):
+def test_some_numbers_computed_another_way(df, parts):
     d, t = df.set_index('id'), load_results(RESULTS / 'synthetic_laptop.csv')
     t = t[(t.table == 'table1') & (t['task.alpha'] == 1)]
     end = t[t['round'] == t['round'].max()].pivot(index='seed', columns='method', values='test_acc') * 100
     gain = end.drop(columns=['BL', 'DSD']).sub(end.BL, axis=0)
     low = gain.mean().idxmin()
     assert d.measure['R1'] == f'{low} − BL at α=1' and np.isclose(d.value['R1'], gain[low].mean(), atol=1e-3)
-    parts = judge_parts(RESULTS, ['Z5', 'Z10']).set_index('part')
+    parts = parts[parts.id.isin(['Z5', 'Z10'])].set_index('part')
     s = get_study('frozen_weights').load(RESULTS).part('sparse')
     m = s[s.kind != 'none'].groupby('kind').test_acc.mean() * 100
     assert np.isclose(parts.value['double − mutual'], m['double'] - m['mutual'], atol=1e-3)
@@ -354,14 +357,14 @@ def test_headline_counts(df):
     assert text.startswith('42 claims: ' + ', '.join(f'{n.get(k, 0)} {words[k]}' for k in VERDICTS))
     assert verdict_counts(df).to_numpy().sum() == 42
 
-def test_markdown_names_every_claim(df):
+def test_markdown_names_every_claim(df, parts):
     text = scorecard_markdown(df, '../')
     for r in df.itertuples():
         claim = r.claim.replace('|', r'\|')
         assert f'[{r.id}](../{r.notebook}) | {claim} | {r.verdict} {VERDICT_WORDS[r.verdict]}' in text
     assert 'nan' not in text and len(re.findall(r'\| (?:laptop|paper): [^|]+ \|', text)) == 42
-    parts = parts_markdown(judge_parts(RESULTS))
-    assert 'nan' not in parts and parts.count('<details>') == 42
+    shown = parts_markdown(parts)
+    assert 'nan' not in shown and shown.count('<details>') == 42
 
 def test_effects_as_text():
     def text(**kw):
