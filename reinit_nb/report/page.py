@@ -22,6 +22,7 @@ from .. import __version__
 from reinit_nb.claims.scorecard import (
     PAPER_NAMES,
     PAPER_TITLES,
+    VERDICT_PLURALS,
     effect_text,
     hours_text,
     judge_claims,
@@ -30,7 +31,7 @@ from reinit_nb.claims.scorecard import (
     sample_text,
     verdict_counts,
 )
-from ..claims.verdict import VERDICT_PLURALS, VERDICT_WORDS, VERDICTS
+from ..claims.verdict import VERDICT_WORDS, VERDICTS
 from ..core import SCALES, ReinitError, flatten_recipe
 from reinit_nb.report.html import (
     BADGES,
