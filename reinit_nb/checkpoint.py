@@ -31,7 +31,7 @@ from .blocks import NORM_NAME
 from .core import Recipe, ReinitError, atomic_write, check_number, flatten_recipe
 from .fixed_norm import FixedNorm, insert_after
 from .probing import model_device, to_device, unwrap_model
-from .rounds import RoundCallback, find_blocks, init_arguments
+from .rounds import FitCallback, RoundCallback, find_blocks, init_arguments
 from .workers import raise_if_stopped, save_before_stop, stop_requested
 
 # %% ../nbs/27_checkpoint.ipynb #2350e094
@@ -375,7 +375,7 @@ def read_checkpoint(file,  # From `CheckpointCallback`
     return load_checked(file, _FORMAT, device, 'give another file, or overwrite it with fresh=True')
 
 # %% ../nbs/27_checkpoint.ipynb #f2491c19
-class CheckpointCallback(Callback):
+class CheckpointCallback(FitCallback):
     "Save all of a fit at intervals, and resume from there when the same fit is started again"
     order = 1000
     run_valid = False
@@ -391,12 +391,6 @@ class CheckpointCallback(Callback):
         self.busy = False
         self.found = None   # what was in the file
         self.resumed = None   # epoch and batch of the checkpoint that was resumed
-
-    def __call__(self, event_name):
-        try: return super().__call__(event_name)
-        except ReinitError as e:   # fastai puts a line of its own before the message
-            e.args = (str(e).split(':\n\t', 1)[-1],)
-            raise
 
     def before_fit(self):
         if self.learn.lock.locked(): return

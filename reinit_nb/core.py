@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SCALES', 'STREAMS', 'ReinitError', 'nearest_name', 'unknown_message', 'check_choice', 'check_number', 'read_setting',
            'scale', 'by_scale', 'default_device', 'device_facts', 'device_memory', 'note_device', 'noted_device',
-           'cpu_double', 'NoStream', 'Streams', 'canonical_json', 'Recipe', 'flatten_recipe', 'diff_recipes',
-           'sync_folder', 'write_synced', 'atomic_write', 'progress_bar', 'progress', 'new_axes']
+           'cpu_double', 'NoStream', 'Streams', 'as_streams', 'canonical_json', 'Recipe', 'flatten_recipe',
+           'diff_recipes', 'sync_folder', 'write_synced', 'atomic_write', 'progress_bar', 'progress', 'new_axes']
 
 # %% ../nbs/00_core.ipynb #67e77830
 import difflib
@@ -254,6 +254,11 @@ class Streams:
     def __setstate__(self, state):
         self.device = torch.device(state['device'])
         self.load_state_dict(state)
+
+def as_streams(streams: Streams | int  # A number is a seed
+              ) -> Streams:
+    "Return streams as they are, or those of a seed"
+    return streams if isinstance(streams, Streams) else Streams(streams)
 
 # %% ../nbs/00_core.ipynb #f432ea7e
 @cache

@@ -13,15 +13,15 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes
+from .core import ReinitError, Streams, as_streams, check_choice, check_number, cpu_double, new_axes
 from reinit_nb.probing import (
     call_model,
     iter_batches,
@@ -158,8 +158,6 @@ def _finish(ax, **labels):
     if ax.get_legend_handles_labels()[1]: ax.legend(frameon=False)
     return ax
 
-def _density(t, mean, sd): return np.exp(-.5 * ((t - mean) / sd)**2) / sd / math.sqrt(2 * math.pi)
-
 # %% ../nbs/46_flatness.ipynb #26acc150
 def margins(model: nn.Module,  # A classifier
             data,  # The training sample, as in `list_batches`
@@ -190,15 +188,6 @@ def plot_margins(df: pd.DataFrame,  # From `margins`
     return _finish(ax, xlabel='rank', ylabel='margin')
 
 # %% ../nbs/46_flatness.ipynb #c108fbbf
-@contextmanager
-def _inputs_noted(modules, note):
-    "Call `note(name, input)` before each call of the modules"
-    def hook(name): return lambda module, args: note(name, args[0])
-    handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items()]
-    try: yield
-    finally:
-        for handle in handles: handle.remove()
-
 def find_classifier(model: nn.Module,
                     x: Tensor  # A batch
                    ) -> str:  # Name
@@ -206,7 +195,8 @@ def find_classifier(model: nn.Module,
     called = []
     layers = {name: m for name, m in model.named_modules()
               if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))}
-    with probe_model(model), _inputs_noted(layers, lambda name, _: called.append(name)):
+    with probe_model(model):
+        for name, m in layers.items(): m.register_forward_pre_hook(lambda m, args, name=name: called.append(name))
         call_model(model, x, tensor=True)
     if not called:
         raise ReinitError(f'head: {type(model).__name__} calls no Linear and no convolution: '
@@ -224,16 +214,6 @@ def _random_examples(batches, total, n, seed):
         start += len(x)
         if len(rows): yield x[rows.to(x.device)]
 
-def _sum_of_squares(t): return cpu_double(t).square().sum().item()
-
-def _classifier_input(model, name, x):
-    "Return what the module `name` gets when `model` runs on `x`; of several calls, the last"
-    seen = []
-    with _inputs_noted({name: model.get_submodule(name)}, lambda _, z: seen.append(z)):
-        call_model(model, x, tensor=True)
-    if not seen: raise ReinitError(f'head={name!r} is never called: name another module')
-    return seen[-1]
-
 def weight_size(model: nn.Module,  # A classifier
                 data,  # The training sample, as in `list_batches`
                 n: int = 256,  # Examples, drawn at random; all if there are fewer
@@ -248,12 +228,18 @@ def weight_size(model: nn.Module,  # A classifier
         if head is None: head = find_classifier(model, next(iter(result.batches))[0][:2])
         weighted = [k for k, m in model.named_modules() if isinstance(getattr(m, 'weight', None), Tensor)]
         check_choice('head', head, weighted)
-        squares = [_sum_of_squares(_classifier_input(model, head, x))
-                   for x in _random_examples(result.batches, result.n, n, seed)]
-        weight = model.get_submodule(head).weight
-        weight_norm = cpu_double(weight).norm().item()
+        classifier = model.get_submodule(head)
+        seen = []   # inputs of the classifier; of several calls, the last counts
+        classifier.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+        squares = 0.
+        for x in _random_examples(result.batches, result.n, n, seed):
+            seen.clear()
+            call_model(model, x, tensor=True)
+            if not seen: raise ReinitError(f'head={head!r} is never called: name another module')
+            squares += cpu_double(seen[-1]).square().sum().item()
+        weight_norm = cpu_double(classifier.weight).norm().item()
     examples = min(n, result.n)
-    activation_norm = math.sqrt(sum(squares) / examples)
+    activation_norm = math.sqrt(squares / examples)
     return pd.DataFrame([dict(activation_norm=activation_norm, weight_norm=weight_norm,
                               size=activation_norm * weight_norm, head=head, examples=examples)])
 
@@ -290,7 +276,7 @@ def plot_size_ratios(df: pd.DataFrame,  # From `size_ratios`
         ax.plot(rows.ratio, np.zeros(len(rows)), '|', ms=12, c=color)
         if sd > 0:
             t = np.linspace(mean - 4 * sd, mean + 4 * sd, 200)
-            ax.plot(t, _density(t, mean, sd), c=color, label=label)
+            ax.plot(t, norm.pdf(t, mean, sd), c=color, label=label)
         else: ax.axvline(mean, c=color, label=label)   # one ratio, or all the same: no density
     ax.axvline(1, c='k', lw=.8, ls=':')
     return _finish(ax, xlabel='size of the weights / baseline', ylabel='density')
@@ -529,7 +515,7 @@ def plot_spectral_density(df: pd.DataFrame,  # From `spectral_density`
     sd = check_number('width', width, 0, lo_open=True) * ((hi - lo) or 1)
     t = np.linspace(lo - 5 * sd, hi + 5 * sd, 500)
     for label, rows in _curves(df, by):
-        bumps = _density(t[:, None], rows.eigenvalue.to_numpy(), sd)
+        bumps = norm.pdf(t[:, None], rows.eigenvalue.to_numpy(), sd)
         ax.plot(t, bumps @ rows.weight.to_numpy() / rows.weight.sum(), label=label)
     ax.set_yscale('log')
     ax.set_ylim(bottom=max(1e-8, ax.get_ylim()[0]))
@@ -548,7 +534,7 @@ def filter_direction(model: nn.Module,
                     ) -> dict[str, Tensor]:  # Parameter → direction
     "Draw a random direction, each of its filters as long as the model's"
     selected = select_parameters(model, parameters)
-    noise = _gaussian_noise(selected, seed if isinstance(seed, Streams) else Streams(seed))
+    noise = _gaussian_noise(selected, as_streams(seed))
     direction = {}
     for name, p in selected.items():
         d = noise[name]

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 
 import pandas as pd
 import torch
-from fastai.callback.core import Callback
 from fastai.learner import CastToTensor, Learner
 from fastai.torch_core import num_distrib
 from fastcore.basics import store_attr
@@ -29,6 +28,7 @@ from .blocks import blocks, select_modules
 from .core import ReinitError, Streams, check_choice, check_number, new_axes
 from .models import POSITIONS, reservoir_names
 from .probing import check_initialized, model_device, to_device, unwrap_model
+from .rounds import FitCallback, drop_opt_state
 
 # %% ../nbs/30_freezing.ipynb #5d95b173
 def layer_positions(K: int,  # Number of layers
@@ -329,7 +329,7 @@ def temporarily_frozen(target: nn.Module | Learner,  # A model, or a Learner
 THAWED_STATES = {'zero': 'a thawed weight begins with a new optimizer state',
                  'keep': 'it resumes with the one it had when it was frozen'}
 
-class FrozenLayersCallback(Callback):
+class FrozenLayersCallback(FitCallback):
     "Freeze layers while training, from the start or on a schedule"
     order = CastToTensor.order + .4   # after gradients are accumulated, before they are clipped
     run_valid = False
@@ -367,11 +367,6 @@ class FrozenLayersCallback(Callback):
         self.requires_grad_before = {}
         self.norm_modes = {}     # frozen BatchNorm → its mode without us
         self.events = []
-
-    def __setattr__(self, name, value):
-        # fastai takes the Learner away when a fit has ended, also by an error
-        if name == 'learn' and value is None and self.__dict__.get('active'): self._release()
-        object.__setattr__(self, name, value)
 
     def phases(self, model: nn.Module) -> list[tuple]:  # Pairs of when and masks
         "Return what is frozen from when on"
@@ -435,7 +430,7 @@ class FrozenLayersCallback(Callback):
 
     def before_fit(self):
         if self.learn.lock.locked(): return   # only a validation
-        if self.active: self._release()
+        self.release()
         phases = self.phases(self._net)
         # the learning rate finder looks for the rate with which the training begins
         if hasattr(self.learn, 'lr_finder'): phases = [(when, masks) for when, masks in phases if when == 0][:1]
@@ -478,16 +473,10 @@ class FrozenLayersCallback(Callback):
         "Release what is frozen in `old` and not in `new` (each `True`, a mask or `None`)"
         if new is True: return
         if old is True: p.requires_grad_(self.requires_grad_before[p])
-        state = _opt_state(self.opt).get(p)
-        if self.opt_state == 'keep' or not state: return
-        if old is True and new is None:
-            # fastai keeps these two choices among the state
-            _opt_state(self.opt)[p] = {k: v for k, v in state.items() if k in ('force_train', 'do_wd')}
-            return
-        thawed = torch.ones_like(p, dtype=torch.bool) if old is True else old.clone()
-        if new is not None: thawed &= ~new
-        for v in state.values():
-            if isinstance(v, Tensor) and v.shape == p.shape: v.masked_fill_(thawed, 0)
+        if self.opt_state == 'keep': return
+        thawed = None if old is True else old
+        if new is not None: thawed = ~new if old is True else old & ~new
+        drop_opt_state(self.opt, {p: thawed})
 
     def _eval_norms(self):
         "Put frozen BatchNorm into evaluation mode, and the others back into their own"
@@ -523,15 +512,16 @@ class FrozenLayersCallback(Callback):
     def after_step(self):
         for h in self.partly_frozen.values(): h.restore(self.opt)
 
-    def _release(self):
+    def release(self):
         "Leave everything as it was found, but for what was trained"
+        if not self.active: return
         self._restore_norms()
         for p, flag in self.requires_grad_before.items(): p.requires_grad_(flag)
         self.active = False
         self.frozen_params, self.partly_frozen, self.requires_grad_before = set(), {}, {}
 
     def after_fit(self):
-        if self.active and not self.learn.lock.locked(): self._release()
+        if not self.learn.lock.locked(): self.release()
 
     def state_dict(self) -> dict:
         "Return what a checkpoint needs; the frozen values are those of the model and its optimizer"

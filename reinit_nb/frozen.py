@@ -14,11 +14,11 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 import torch
-from fastai.callback.core import Callback
 from torch import Tensor, nn
 
 from .core import ReinitError, check_choice, check_number, cpu_double, new_axes
 from .probing import call_model, list_inputs, probe_model, unwrap_model
+from .rounds import FitCallback
 from .wiring import check_countable, select_channels, wiring
 
 # %% ../nbs/43_frozen.ipynb #1a1fb42f
@@ -419,7 +419,7 @@ def dead_units(model: nn.Module,  # Any network
     return pd.DataFrame(rows, columns=['layer', 'units', 'dead', 'dead_share', 'rank', 'srank'])
 
 # %% ../nbs/43_frozen.ipynb #9ccf2502
-class MutuallyFrozenCallback(Callback):
+class MutuallyFrozenCallback(FitCallback):
     "Count mutually frozen weights before training and after every epoch"
     order, run_valid = 60, False
     def __init__(self,

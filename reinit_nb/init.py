@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 
 from .blocks import Blocks, join_names
-from .core import ReinitError, Streams, check_number, unknown_message
+from .core import ReinitError, Streams, as_streams, check_number, unknown_message
 from .probing import check_initialized, preserve_model, preserve_rng
 
 # %% ../nbs/04_init.ipynb #b4d524a9
@@ -325,7 +325,7 @@ def reset(module: nn.Module,  # A model, or a part of one
     if isinstance(init, str) and init != 'default':
         kind = init_name(init)
         def draw(shape, g): return draw_weights(shape, kind, g)
-    if not isinstance(streams, Streams): streams = Streams(streams)
+    streams = as_streams(streams)
     plan = _plan_reset(module, name, only)
     old = [(t, t.detach().clone()) for _, m, _ in plan for t in own_tensors(m).values()]
     fresh = Streams(torch.randint(2**62, (1,), generator=streams.reinit, device=streams.device).item())

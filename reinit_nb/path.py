@@ -68,8 +68,9 @@ from .datasets import load_dataset, missing_dataset
 from .frozen import frozen_totals, mutually_frozen
 from .init import drawn_weights, init_name, reset
 from .models import MODELS, PAPER_OPTIONS, NetOptions, first_layer, model
-from .probing import model_device, preserve_rng, to_device, unwrap_model
+from .probing import model_device, preserve_rng, probe_model, to_device, unwrap_model
 from .rounds import PlateauCallback, RoundCallback, find_blocks, share_epochs
+from .timing import time_interleaved, torch_threads
 from reinit_nb.vision import (
     IMAGENET_STATS,
     Images,
@@ -733,11 +734,7 @@ class RoundEndCallback(PlateauCallback):
 
     def after_epoch(self):
         if self.learn.lock.locked(): return   # only a validation
-        TrackerCallback.after_epoch(self)
-        self.epochs += 1
-        self.waited = 0 if self.new_best else self.waited + 1
-        if self.new_best and self.how.keep == 'best':
-            self.kept = {k: v.detach().clone() for k, v in unwrap_model(self.model).state_dict().items()}
+        self._count_epoch(self.how.keep == 'best')
         converged = self._on_plateau() and self.how.stop == 'converged'
         if converged or self.epochs >= self.n: self._end_round(converged)
 
@@ -759,16 +756,8 @@ class RoundEndCallback(PlateauCallback):
         if self.done == self.rounds:
             if self.how.stop == 'converged': raise CancelFitException()
             return
-        if self.how.stop == 'converged': self.cb.starts = (*self.cb.starts, self.cb.step + 1)
         self.n = self.shares[self.done]
-        self._new_round()
-        self.best = math.inf if self.comp(0, 1) else -math.inf
-
-    def _load_best(self):
-        if self.kept is None:
-            raise ReinitError(f'{self.monitor} was never a number in round {self.done+1}: training has diverged. '
-                              'Try a lower learning rate')
-        unwrap_model(self.model).load_state_dict(self.kept)
+        self._begin_next(self.how.stop == 'converged')
 
     def row(self) -> dict:  # steps_<round>, train_acc_<round>; with stop='converged' also how many rounds converged
         "Return what is recorded of the rounds"
@@ -809,20 +798,12 @@ def seeded(seed: int,  # Of a run
            threads: int | None = 1  # torch's, on the CPU; `None`: unchanged
           ):
     "Start the generators of Python, numpy and torch from `seed`, and restore them afterwards"
-    old_threads = torch.get_num_threads()
-    old_python, old_numpy = random.getstate(), np.random.get_state()
     s = int(torch.randint(2**62, (), generator=Streams(seed).fork('global').noise))
-    with preserve_rng():
-        try:
-            if threads: torch.set_num_threads(threads)
-            torch.manual_seed(s)
-            random.seed(s)
-            np.random.seed(s % 2**32)
-            yield
-        finally:
-            torch.set_num_threads(old_threads)
-            random.setstate(old_python)
-            np.random.set_state(old_numpy)
+    with preserve_rng(), torch_threads(threads):
+        torch.manual_seed(s)
+        random.seed(s)
+        np.random.seed(s % 2**32)
+        yield
 
 # %% ../nbs/50_path.ipynb #a07972ea
 class TrainingBatches:
@@ -881,24 +862,19 @@ def fisher_score(h: Tensor, y: Tensor) -> float:
     return float(fisher_pairs(h, y).nanmean())
 
 # %% ../nbs/50_path.ipynb #43433733
-@torch.no_grad()
 def penultimate_features(net: nn.Module,  # Any network
                          dl  # Loader of batches `(x, y)`
                         ) -> tuple[Tensor, Tensor]:  # Features and labels
     "Return the input of the classifier, averaged over the image where it is a convolution"
-    features, labels, training, device = [], [], net.training, model_device(net)
+    features, labels, device = [], [], model_device(net)
     def store(module, args):
-        h = args[0].detach()
+        h = args[0]
         features.append((h.flatten(2).mean(2) if h.dim() > 2 else h).cpu())
-    hook = net.get_submodule(classifier_name(net)).register_forward_pre_hook(store)
-    try:
-        net.eval()
+    with probe_model(net, weights=False):
+        net.get_submodule(classifier_name(net)).register_forward_pre_hook(store)
         for x, y in dl:
             net(to_device(x, device))
             labels.append(y.as_subclass(Tensor).cpu())
-    finally:
-        hook.remove()
-        net.train(training)
     return torch.cat(features), torch.cat(labels)
 
 # %% ../nbs/50_path.ipynb #dd16843c
@@ -1336,30 +1312,23 @@ def training_fit(df: pd.DataFrame,  # Rows of runs, as from `run_sweep`
     return pd.DataFrame(rows)
 
 # %% ../nbs/50_path.ipynb #a1f0c047
-def _training_step(run, precision, channels_last, batch):
-    "A function that does one step of plain SGD"
+def _training_steps(run, n, precision, channels_last, batch):
+    "A function that does `n` steps of plain SGD, and waits for them"
     net = stage_model(run).to(batch[0].device).train()
     x, y = batch
     if channels_last:
         net = net.to(memory_format=torch.channels_last)
         x = _channels_last(x)
     opt = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=.9)
-    def step():
-        with torch.autocast(x.device.type, _AUTOCAST_TYPES.get(precision), enabled=precision != 'fp32'): out = net(x)
-        nn.functional.cross_entropy(out.float(), y).backward()
-        opt.step()
-        opt.zero_grad()
-    return step
-
-def _seconds(step, n, device):
-    "Time `n` steps"
-    def wait():
-        if device.type != 'cpu': getattr(torch, device.type).synchronize()
-    wait()
-    start = time.perf_counter()
-    for _ in range(n): step()
-    wait()
-    return time.perf_counter() - start
+    autocast = torch.autocast(x.device.type, _AUTOCAST_TYPES.get(precision), enabled=precision != 'fp32')
+    def take_steps():
+        for _ in range(n):
+            with autocast: out = net(x)
+            nn.functional.cross_entropy(out.float(), y).backward()
+            opt.step()
+            opt.zero_grad()
+        if x.device.type != 'cpu': getattr(torch, x.device.type).synchronize()
+    return take_steps
 
 def precision_speeds(run: Run,  # Network, task and batch size matter
                      steps: int = 3,  # Of each turn
@@ -1369,18 +1338,15 @@ def precision_speeds(run: Run,  # Network, task and batch size matter
                     ) -> pd.DataFrame:  # precision, channels_last, steps_per_second, ratio to plain fp32
     "Measure how fast a network is trained in every precision, interleaved"
     check_number('steps', steps, 1, integer=True)
-    check_number('repeats', repeats, 1, integer=True)
     with seeded(run.seed, threads):
         batch = image_dls(run.task, run.seed, bs=run.learn.batch, device=device).train.one_batch()
         batch = [o.as_subclass(Tensor) for o in batch]
         precisions = [p for p in PRECISIONS if p != 'fp16' or batch[0].device.type != 'cpu']
-        ways = [(precision, last) for precision in precisions for last in (False, True)]
-        step = {way: _training_step(run, *way, batch) for way in ways}
-        for way in ways: step[way]()   # memory and threads are set up
-        turns = [{way: _seconds(step[way], steps, batch[0].device) for way in ways} for _ in range(repeats)]
-    best = {way: min(turn[way] for turn in turns) for way in ways}
-    return pd.DataFrame([dict(precision=p, channels_last=last, steps_per_second=steps / best[p, last],
-                              ratio=best['fp32', False] / best[p, last]) for p, last in ways])
+        ways = pd.DataFrame([(p, last) for p in precisions for last in (False, True)],
+                            columns=['precision', 'channels_last'])
+        calls = {str(i): _training_steps(run, steps, *way, batch) for i, way in enumerate(ways.to_numpy())}
+        times = time_interleaved(calls, repeats, reference='0')
+    return ways.assign(steps_per_second=steps / times.seconds, ratio=1 / times.ratio)
 
 def fastest_precision(run: Run,  # Network, task and batch size matter
                       **kwargs  # As in `precision_speeds`

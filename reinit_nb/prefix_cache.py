@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from fastai.callback.core import Callback
 from fastai.learner import Learner
 from fastai.torch_core import num_distrib, to_device
 from fastcore.basics import chunked, store_attr
@@ -32,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .core import ReinitError, Streams, check_number, nearest_name
 from .freezing import FrozenLayersCallback
 from .probing import model_device, nested_tensors, preserve_model, preserve_rng
+from .rounds import FitCallback
 
 # %% ../nbs/31_prefix_cache.ipynb #3b3fb609
 class _Event(NamedTuple):
@@ -418,7 +418,7 @@ class PrefixStore:
     def paths(self) -> list: return [a.path for a in self.arrays if a.path]
 
 # %% ../nbs/31_prefix_cache.ipynb #4d4b2047
-class CachedPrefixCallback(Callback):
+class CachedPrefixCallback(FitCallback):
     "Compute the frozen front once, and train from there"
     order, run_valid = FrozenLayersCallback.order + .2, True
     def __init__(self,
@@ -438,11 +438,6 @@ class CachedPrefixCallback(Callback):
         self.patched = {}     # module → its own `forward`, if it has one
         self.hook = None
         self.skipping = False  # Do the modules of the prefix return their input?
-
-    def __setattr__(self, name, value):
-        # fastai takes the Learner away when a fit has ended, also by an error
-        if name == 'learn' and value is None and self.__dict__.get('stores') is not None: self._release()
-        object.__setattr__(self, name, value)
 
     @property
     def report(self) -> pd.DataFrame:  # One row for each loader
@@ -605,7 +600,8 @@ class CachedPrefixCallback(Callback):
         for store in self.stores.values(): store.close()
         self.stores, self.key = {}, None
 
-    def _release(self):
+    def release(self):
+        "Undo what lasts as long as a fit: serving from stores, and the stores"
         self._stop_serving()
         self._drop_stores()
 

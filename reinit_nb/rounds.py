@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['OPT_STATES', 'LOSS_WINDOW', 'ACTION_COLORS', 'LOG_COLUMNS', 'share_epochs', 'round_starts', 'round_lengths',
-           'reset_opt_state', 'recent_loss', 'steps_back', 'find_blocks', 'RoundPlan', 'modules_of', 'plan_table',
-           'plot_round_plan', 'draw_fresh', 'block_output', 'RoundMethod', 'RoundCallback', 'block_norms',
-           'plot_losses', 'plot_log', 'apply_once', 'PlateauCallback']
+           'drop_opt_state', 'reset_opt_state', 'recent_loss', 'steps_back', 'find_blocks', 'RoundPlan', 'modules_of',
+           'plan_table', 'plot_round_plan', 'draw_fresh', 'block_output', 'FitCallback', 'RoundMethod', 'RoundCallback',
+           'block_norms', 'plot_losses', 'plot_log', 'apply_once', 'PlateauCallback']
 
 # %% ../nbs/21_rounds.ipynb #716e0051
 import copy
@@ -28,7 +28,7 @@ from fastcore.basics import patch, store_attr
 from torch import Tensor, nn
 
 from .blocks import NORM_NAME, Block, Blocks, blocks
-from .core import ReinitError, Streams, check_choice, check_number, new_axes, unknown_message
+from .core import ReinitError, Streams, as_streams, check_choice, check_number, new_axes, unknown_message
 from .fixed_norm import FixedNorm, add_norms, remove_norm
 from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_weights, drawn_weights, init_name, reset
 from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model
@@ -79,7 +79,20 @@ OPT_STATES = {
     'slice': 'the state of redrawn entries is dropped, the rest is kept'}
 _FASTAI_OPTIONS = ('force_train', 'do_wd')   # fastai keeps options next to the state
 
-def reset_opt_state(opt,  # A fastai `Optimizer`, `OptimWrapper` or `Lookahead`, or a torch optimizer
+def drop_opt_state(opt,  # A fastai `Optimizer`, `OptimWrapper` or `Lookahead`, or a torch optimizer
+                   entries: dict  # For each parameter, the mask of the entries; `None`: all of them
+                  ):
+    "Drop what the optimizer keeps for some entries of parameters, in place"
+    state = getattr(opt, 'opt', opt).state
+    for p, mask in entries.items():
+        if p not in state: continue
+        if mask is None:
+            state[p] = {k: v for k, v in state[p].items() if k in _FASTAI_OPTIONS}
+            continue
+        for v in state[p].values():
+            if isinstance(v, Tensor) and v.shape == p.shape: v.masked_fill_(mask, 0)
+
+def reset_opt_state(opt,  # As in `drop_opt_state`
                     redrawn: dict,  # For each parameter that was redrawn, its mask; `None`: as a whole
                     policy: str = 'zero'  # One of `OPT_STATES`
                    ):
@@ -87,15 +100,8 @@ def reset_opt_state(opt,  # A fastai `Optimizer`, `OptimWrapper` or `Lookahead`,
     check_choice('opt_state', policy, OPT_STATES)
     if hasattr(opt, 'slow_weights'): opt._init_state()   # Lookahead would pull the new weights back to the old ones
     if policy == 'keep': return
-    state = getattr(opt, 'opt', opt).state
-    if policy == 'zero': redrawn = dict.fromkeys(state)
-    for p, mask in redrawn.items():
-        if p not in state: continue
-        if mask is None:
-            state[p] = {k: v for k, v in state[p].items() if k in _FASTAI_OPTIONS}
-            continue
-        for v in state[p].values():
-            if isinstance(v, Tensor) and v.shape == p.shape: v.masked_fill_(mask, 0)
+    if policy == 'zero': redrawn = dict.fromkeys(getattr(opt, 'opt', opt).state)
+    drop_opt_state(opt, redrawn)
 
 # %% ../nbs/21_rounds.ipynb #6018e1e2
 LOSS_WINDOW = 10
@@ -391,8 +397,32 @@ def check_calls(blocks: Blocks,  # Of a model
         else: why = f'it returns a {type(outputs[0]).__name__}, and should return a tensor'
         raise ReinitError(f'block {block!r} cannot be normalized: {why}. Name other blocks, or use normalize=False')
 
+# %% ../nbs/21_rounds.ipynb #6ba6eb5c
+class FitCallback(Callback):
+    "What callbacks of this package share: errors in their own words, and an end of each fit, however it ends"
+    has_run = False   # Is there something to read after a fit?
+
+    def __call__(self, event_name):
+        try: return super().__call__(event_name)
+        except ReinitError as e:   # fastai puts a line of its own before the message
+            e.args = (str(e).split(':\n\t', 1)[-1],)
+            raise
+
+    def __setattr__(self, name, value):
+        if name == 'learn' and value is None: self.release()   # fastai does this when a fit has ended, also by an error
+        object.__setattr__(self, name, value)   # fastai looks each name up on the Learner: slow, once a batch
+
+    @property
+    def name(self):
+        # fastai deletes the attribute by this name when it removes a callback. One that has run has none by then,
+        # so that `learn.layerwise.log` can be read after `fit(cbs=…)`
+        return '' if self.learn is None and self.has_run else Callback.name.fget(self)
+
+    def release(self):
+        "Undo what lasts as long as a fit. By default nothing"
+
 # %% ../nbs/21_rounds.ipynb #6ba6eb5d
-class RoundMethod(Callback):
+class RoundMethod(FitCallback):
     "A method: its arguments, and what it does in each round"
     first_round = 2   # the first round that begins with an intervention
     model_blocks = None   # of the model that is trained
@@ -448,6 +478,19 @@ class RoundMethod(Callback):
         blocks = find_blocks(model, self.blocks)
         return plan_table(self.plan_rounds(blocks), blocks)
 
+    @torch.no_grad()
+    def _carry_out(self, plan, r, measure=None):
+        "Compute everything that changes in round `r`, then write it; return masks by name, and what was measured"
+        model = self.model_blocks.model
+        params = {n: p.data for n, p in model.named_parameters()}
+        changed = {n: params[n] for n, word in plan.actions(params).items() if word != 'redrawn'}
+        new, masks = self.new_weights(changed, r)
+        stats = measure(plan, new, r) if measure else {}
+        if plan.reset: reset(model, self.init, self.streams, only=plan.reset.__contains__)
+        for n, w in new.items(): params[n].copy_(w)
+        if stats: write_norm(self.model_blocks, **stats)
+        return masks, stats
+
     def _for_model(self, blocks, initial_norms=None):
         "Return a copy of this callback as if a fit of the model began now"
         method = copy.copy(self)
@@ -477,19 +520,10 @@ class RoundCallback(RoundMethod):
 
     def __call__(self, event_name):
         if event_name == 'before_fit': self.run = True   # an interrupted lr_find has left it off
-        try: return super().__call__(event_name)
-        except ReinitError as e:   # fastai puts a line of its own before the message
-            e.args = (str(e).split(':\n\t', 1)[-1],)
-            raise
-
-    def __setattr__(self, name, value):
-        object.__setattr__(self, name, value)   # fastai looks each name up on the Learner: slow, once a batch
+        return super().__call__(event_name)
 
     @property
-    def name(self):
-        # fastai deletes the attribute by this name when it removes a callback. One that has run has none by then,
-        # so that `learn.layerwise.log` can be read after `fit(cbs=…)`
-        return '' if self.learn is None and self.round else Callback.name.fget(self)
+    def has_run(self): return self.round > 0
 
     def before_fit(self):
         if hasattr(self.learn, 'lr_finder'): self.run = False
@@ -601,21 +635,13 @@ class RoundCallback(RoundMethod):
         return [blocks.model.get_submodule(blocks[name].last) for name in added]
 
     def _intervene(self, r):
-        "Carry out the plan of round `r`: compute everything, then write everything"
+        "Carry out the plan of round `r`"
         plan = self.plans[r - 1]
         params = dict(self.model_blocks.model.named_parameters())
-        values = {n: p.data for n, p in params.items()}
-        check_finite(values, r)
-        actions = plan.actions(params)
+        check_finite(params, r)
         norms_before = block_norms(self.model_blocks)
-        with torch.no_grad():
-            changed = {n: values[n] for n, word in actions.items() if word != 'redrawn'}
-            new, masks = self.new_weights(changed, r)
-            stats = self._measure(plan, new, r)
-            if plan.reset: reset(self.model_blocks.model, self.init, self.streams, only=plan.reset.__contains__)
-            for n, w in new.items(): values[n].copy_(w)
-            if stats: write_norm(self.model_blocks, **stats)
-        redrawn = {n: None for n, word in actions.items() if word == 'redrawn'} | masks
+        masks, stats = self._carry_out(plan, r, self._measure)
+        redrawn = {n: None for n, word in plan.actions(params).items() if word == 'redrawn'} | masks
         reset_opt_state(self.opt, {params[n]: mask for n, mask in redrawn.items()}, self.opt_state)
         self.opt.zero_grad()
         if hasattr(self.learn, 'gradient_accumulation'): self.learn.gradient_accumulation.count = 0
@@ -742,7 +768,6 @@ def plot_log(df: pd.DataFrame,  # A `log`
     return ax
 
 # %% ../nbs/21_rounds.ipynb #19a07417
-@torch.no_grad()
 def apply_once(method: RoundCallback,  # A method
                model: nn.Module,  # Changed in place
                r: int = 2,  # The round whose beginning it is
@@ -752,17 +777,13 @@ def apply_once(method: RoundCallback,  # A method
     "Change a model as `method` does when round `r` begins; outputs are not normalized"
     blocks = find_blocks(model, method.blocks)
     method = method._for_model(blocks, initial_norms)
-    method.streams = streams if isinstance(streams, Streams) else Streams(streams)
+    method.streams = as_streams(streams)
     plan = replace(method.plan_round(blocks, r), normalize=None)
-    params = dict(blocks.model.named_parameters())
-    changed = {n: params[n].data for n, word in plan.actions(params).items() if word != 'redrawn'}
-    new, _ = method.new_weights(changed, r)
-    if plan.reset: reset(blocks.model, method.init, method.streams, only=plan.reset.__contains__)
-    for n, w in new.items(): params[n].data.copy_(w)
+    method._carry_out(plan, r)
     return plan
 
 # %% ../nbs/21_rounds.ipynb #14ba93bc
-class PlateauCallback(TrackerCallback):
+class PlateauCallback(FitCallback, TrackerCallback):
     "Halve the learning rate on plateaus; end a round with its best weights when that no longer helps"
     order = TrackerCallback.order + 4
     _saved = ('done', 'base', 'waited', 'halved', 'kept', 'epochs', 'best')
@@ -775,12 +796,12 @@ class PlateauCallback(TrackerCallback):
         self.base = None   # learning rates at the beginning
         self._new_round()
 
-    def _new_round(self):
+    def _new_round(self, best=None):
         self.waited = 0   # epochs without improvement
         self.halved = 0   # times, since the last improvement
         self.epochs = 0   # of this round
         self.kept = None   # the best weights
-        self.best = None
+        self.best = best
 
     def before_fit(self):
         if self.learn.lock.locked(): return   # only a validation
@@ -794,31 +815,39 @@ class PlateauCallback(TrackerCallback):
     def after_epoch(self):
         if self.recorder.values[-1][self.idx] is None:
             raise ReinitError(f'{self.monitor} is missing: fit_rounds needs a validation set')
-        super().after_epoch()
-        self.epochs += 1
-        self.waited += 1
-        if self.new_best:
-            self.waited = 0
-            self.halved = 0
-            self.kept = {k: v.detach().clone() for k, v in unwrap_model(self.model).state_dict().items()}
+        self._count_epoch()
+        if self.new_best: self.halved = 0
         if self.waited >= self.patience:
             self.waited = 0
             self.halved += 1
             self.opt.set_hyper('lr', [h['lr'] / 2 for h in self.opt.hypers])
         if self.halved > self.halvings or self.epochs >= self.n: self._end_round()
 
+    def _count_epoch(self, keep=True):
+        "Count an epoch, and keep the weights of the best one"
+        TrackerCallback.after_epoch(self)
+        self.epochs += 1
+        self.waited = 0 if self.new_best else self.waited + 1
+        if self.new_best and keep:
+            self.kept = {k: v.detach().clone() for k, v in unwrap_model(self.model).state_dict().items()}
+
     def _end_round(self):
         "Return to the best weights of the round and to the first learning rate"
-        if self.kept is None:
-            raise ReinitError(f'{self.monitor} was never a number in round {self.cb.round}: training has diverged. '
-                              'Try a lower learning rate')
-        unwrap_model(self.model).load_state_dict(self.kept)
+        self._load_best()
         self.opt.set_hyper('lr', self.base)
         self.done += 1
         if self.done == self.rounds: raise CancelFitException()
-        self.cb.starts = (*self.cb.starts, self.cb.step + 1)   # `n_iter` is that of the validation by now
-        self._new_round()
-        self.best = math.inf if self.comp(0, 1) else -math.inf
+        self._begin_next()
+
+    def _load_best(self):
+        if self.kept is None:
+            raise ReinitError(f'{self.monitor} was never a number in round {self.done + 1}: training has diverged. '
+                              'Try a lower learning rate')
+        unwrap_model(self.model).load_state_dict(self.kept)
+
+    def _begin_next(self, ends_by_itself=True):
+        if ends_by_itself: self.cb.starts = (*self.cb.starts, self.cb.step + 1)   # `n_iter` is of the validation by now
+        self._new_round(best=math.inf if self.comp(0, 1) else -math.inf)
 
     def state_dict(self) -> dict: return {k: getattr(self, k) for k in self._saved}
     def load_state_dict(self, state: dict):

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from fastai.callback.core import Callback
 from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes, unknown_message
 from .probing import call_model, iter_batches, probe_model
+from .rounds import FitCallback
 
 # %% ../nbs/40_separability.ipynb #8ce6919d
 class Moments:
@@ -703,7 +703,7 @@ def is_measured(epoch: int,  # Epochs that are done
     return epoch in every if np.ndim(every) else epoch % every == 0
 
 # %% ../nbs/40_separability.ipynb #83b34ee7
-class SeparabilityCallback(Callback):
+class SeparabilityCallback(FitCallback):
     "Measure separability before, during and after training"
     order = 70   # after what others do to the model in the same event
     @delegates(separability, but=['model', 'train', 'test'])
@@ -743,10 +743,7 @@ class SeparabilityCallback(Callback):
         return pd.DataFrame(self.rows)
 
     @property
-    def name(self):
-        # fastai deletes the attribute by this name when it removes a callback. One that has measured has no name by
-        # then, so that `learn.separability.df` can be read after `fit(cbs=…)`
-        return '' if self.learn is None and self.rows else Callback.name.fget(self)
+    def has_run(self): return bool(self.rows)
 
     def _measure(self, epoch):
         "Add measurements, unless there are some of this epoch"

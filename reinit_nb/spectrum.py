@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from fastai.callback.core import Callback
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .core import ReinitError, Streams, check_choice, check_number, new_axes
 from .probing import check_model, explain_failure, list_inputs, probe_model
+from .rounds import FitCallback
 
 # %% ../nbs/47_spectrum.ipynb #8baa1431
 @dataclass
@@ -635,7 +635,7 @@ def model_amplitudes(model: nn.Module,
     return pd.DataFrame(dict(frequency=f, **compare_coefficients(found, wanted)))
 
 # %% ../nbs/47_spectrum.ipynb #537724dd
-class SpectrumCallback(Callback):
+class SpectrumCallback(FitCallback):
     "Record the spectrum of the model's function during training"
     order, run_valid = 70, False
     def __init__(self,
@@ -700,9 +700,7 @@ class SpectrumCallback(Callback):
         return pd.concat(tables, ignore_index=True)
 
     @property
-    def name(self):
-        # fastai deletes the attribute of this name when it removes a callback; with records it stays readable
-        return '' if self.learn is None and self.records else super().name
+    def has_run(self): return bool(self.records)
 
 # %% ../nbs/47_spectrum.ipynb #48735088
 def _first_settled(steps, errors, tol):

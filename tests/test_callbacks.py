@@ -30,10 +30,15 @@ from reinit_nb import baselines
 from reinit_nb.checkpoint import CheckpointCallback, read_checkpoint
 from reinit_nb.core import ReinitError
 from reinit_nb.fixed_norm import FixedNorm
+from reinit_nb.freezing import FrozenLayersCallback
+from reinit_nb.frozen import MutuallyFrozenCallback
 from reinit_nb.init import drawn_weights
 from reinit_nb.lw import LayerwiseCallback
 from reinit_nb.models import model
+from reinit_nb.prefix_cache import CachedPrefixCallback
 from reinit_nb.rounds import RoundCallback, RoundPlan, apply_once, find_blocks, modules_of, plan_table
+from reinit_nb.separability import SeparabilityCallback
+from reinit_nb.spectrum import SpectrumCallback, grid_probe
 from reinit_nb.vision import Task, image_dls
 
 OWN = dict(LayerwiseCallback=dict(blocks=2), DenseSparseDenseCallback={}, LLFCallback=dict(layer='block3', rounds=2))
@@ -906,6 +911,21 @@ def test_a_block_that_is_called_twice_is_refused():
     learn = tiny(loaders(2, 2), Repeated())
     refuses(learn, LayerwiseCallback(), "block 'b' cannot be normalized: it is called 2 times")
 
+class Unused(nn.Module):
+    "Holds a block that it never calls"
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+        self.b = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+        self.head = nn.Linear(16, 10)
+    def forward(self, x): return self.head(self.a(x))
+
+def test_a_block_that_is_never_called_is_refused_before_training():
+    learn, cb = tiny(loaders(2, 2), Unused()), LayerwiseCallback()
+    before = state(learn.model)
+    refuses(learn, cb, "block 'b' cannot be normalized: it is not called in a forward pass")
+    assert same(state(learn.model), before) and cb.round == 0
+
 def test_auxiliary_heads_are_refused_before_training():
     m = tv.googlenet(num_classes=5, aux_logits=True, init_weights=False)
     learn = any_learner(m, 64)
@@ -923,10 +943,22 @@ def test_no_batches(make):
     learn = tiny(loaders(0, 1))
     refuses(learn, make(), 'has no batches')
 
-def test_messages_are_ours():
+REFUSED = {
+    r'^1 epochs cannot be shared among 4 rounds': LayerwiseCallback,
+    r'^all parameters of Sequential would be frozen': partial(FrozenLayersCallback, '*'),
+    r'^nothing at the front is frozen': CachedPrefixCallback,
+    r"^layer='blok1' is not known": partial(SeparabilityCallback, layers=['blok1']),
+    r"^pairs: module='a' is not known": partial(MutuallyFrozenCallback, pairs=[('a', 'b')]),
+    r'^probe: Sequential does not run on points': partial(SpectrumCallback, grid_probe(0, 1, 16))}
+
+@pytest.mark.parametrize('said', REFUSED)
+def test_messages_are_ours(said):
     "Nothing of fastai's before the message"
-    with pytest.raises(ReinitError, match=r"^1 epochs cannot be shared among 4 rounds"):
-        digits().fit(1, .05, cbs=LayerwiseCallback())
+    with pytest.raises(ReinitError, match=said): digits().fit(1, .05, cbs=REFUSED[said]())
+
+def test_messages_of_rounds_until_convergence_are_ours():
+    with pytest.raises(ReinitError, match=r"^monitor='valid_los' is not known"):
+        digits().fit_rounds(2, LayerwiseCallback(), monitor='valid_los')
 
 WRONG_INITS = {'shape': lambda shape, gen: torch.zeros(3), 'type': lambda shape, gen: 1.}
 

@@ -7,9 +7,19 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 from browser import needs_browser
+from IPython import get_ipython
 
 from reinit_nb.core import ReinitError
-from reinit_nb.report.html import figure_html, figure_png, paragraphs, render_page, table_html, text_table, write_page
+from reinit_nb.report.html import (
+    figure_html,
+    figure_png,
+    paragraphs,
+    render_page,
+    small_figures,
+    table_html,
+    text_table,
+    write_page,
+)
 
 table = pd.DataFrame(
     dict(
@@ -173,6 +183,11 @@ def test_text_table():
         and '…' not in text_table(pd.DataFrame(dict(a=['x' * 300])))
     )
 
+
+def test_small_figures_do_nothing_outside_of_a_notebook():
+    "Tutorials run as scripts"
+    assert get_ipython() is None
+    small_figures()
 
 def test_write_page(tmp_path, html):
     f = write_page(tmp_path / 'a' / 'index.html', html)

@@ -13,14 +13,13 @@ from browser import needs_browser
 from published import RESULTS
 
 from reinit_nb.claims import scorecard as claims_scorecard
-from reinit_nb.claims.scorecard import effect_text, get_claim, hours_text, paper_text, sample_text
+from reinit_nb.claims.scorecard import effect_text, get_claim, hours_text, paper_text, sample_text, verdict_counts
 from reinit_nb.claims.verdict import VERDICT_WORDS
 from reinit_nb.cli import reinit_report, reinit_repro
 from reinit_nb.core import ReinitError
 from reinit_nb.ensemble import MLPRun
 from reinit_nb.report.page import (
     completeness,
-    count_verdicts,
     distinct_values,
     exhibit_html,
     exhibit_sections,
@@ -112,8 +111,8 @@ def test_every_claim_has_an_anchor_and_its_evidence(html):
 
 def test_small_parts():
     assert distinct_values([None, None]) == '–'
-    verdicts = pd.DataFrame(dict(verdict=['✅', '', '✅']))
-    assert count_verdicts(verdicts) == {'✅': 2, '❌': 0, '≈': 0, '?': 0}
+    counts = verdict_counts(pd.DataFrame(dict(paper='reinit', verdict=['✅', '', '✅'])))
+    assert counts.sum().to_dict() == {'✅': 2, '❌': 0, '≈': 0, '?': 0}
 
 
 def test_wrong_folders(tmp_path):

@@ -48,7 +48,10 @@ AGAIN = 'python -c "from reinit_nb.claims.scorecard import write_scorecard; writ
 IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7)) for i in range(1, n + 1)]
 
 @pytest.fixture(scope='module')
-def df(): return judge_claims(RESULTS)
+def df(scorecard): return scorecard
+
+@pytest.fixture(scope='module')
+def parts(): return judge_parts(RESULTS)
 
 @pytest.fixture(scope='module')
 def pages(): return verdicts_on_pages(PAGES)
@@ -76,12 +79,12 @@ def outputs(f):
     shown = [o['data'] for c in cells for o in c.get('outputs', []) if 'data' in o]
     return '\n'.join(''.join(o.get('text/markdown', '')) for o in shown)
 
-def test_the_scorecard_page_shows_the_scorecard(df):
+def test_the_scorecard_page_shows_the_scorecard(df, parts):
     "Its outputs are committed: a sign, a number or the headline that was changed by hand, or is old, is found"
     said = outputs(ROOT / PAGE)
     assert scorecard_markdown(df) in said, f'run {PAGE} again'
     assert scorecard_headline(df) in said, f'run {PAGE} again'
-    assert parts_markdown(judge_parts(RESULTS)) in said and revision_markdown() in said, f'run {PAGE} again'
+    assert parts_markdown(parts) in said and revision_markdown() in said, f'run {PAGE} again'
     for old in re.findall(r'\d+ claims: [^*\n]*', said):
         assert old == scorecard_headline(df), f'the page also says {old!r}'
 
@@ -185,6 +188,8 @@ def test_dates_decide_what_is_old(tmp_path):
     assert not row(after).old_runs and not row(after).mixed
     half = row([before] * 4 + [after] * (len(runs) - 4))
     assert half.old_runs and half.mixed
+    with pytest.raises(ReinitError, match='F4: some runs are older than its revised rule'):
+        judge_claims(tmp_path, ['F4'], strict=True)
 
 def test_old_outcomes_are_those_of_the_same_runs(df):
     "Outcomes of 0.0.1 and, as long as there are no new runs, those of today"
@@ -315,14 +320,14 @@ def test_effects_lie_in_their_intervals(df):
     assert (d.unit != '').all() and (d.measure != '').all()
     assert set(df.id[df.lo.isna() & df.value.notna()]) <= {'R5', 'Z1', 'Z10', 'C11'}   # facts
 
-def test_some_numbers_computed_another_way(df):
+def test_some_numbers_computed_another_way(df, parts):
     d, t = df.set_index('id'), load_results(RESULTS / 'synthetic_laptop.csv')
     t = t[(t.table == 'table1') & (t['task.alpha'] == 1)]
     end = t[t['round'] == t['round'].max()].pivot(index='seed', columns='method', values='test_acc') * 100
     gain = end.drop(columns=['BL', 'DSD']).sub(end.BL, axis=0)
     low = gain.mean().idxmin()
     assert d.measure['R1'] == f'{low} − BL at α=1' and np.isclose(d.value['R1'], gain[low].mean(), atol=1e-3)
-    parts = judge_parts(RESULTS, ['Z5', 'Z10']).set_index('part')
+    parts = parts[parts.id.isin(['Z5', 'Z10'])].set_index('part')
     s = get_study('frozen_weights').load(RESULTS).part('sparse')
     m = s[s.kind != 'none'].groupby('kind').test_acc.mean() * 100
     assert np.isclose(parts.value['double − mutual'], m['double'] - m['mutual'], atol=1e-3)

@@ -21,6 +21,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from ..claims.verdict import VERDICT_WORDS
 from ..core import ReinitError, atomic_write
 
 # %% ../../nbs/80_report.html.ipynb #665289f5
@@ -103,9 +104,9 @@ def page_link(text,  # What is shown
     return Cell(f'<a href="#{escape(to)}">{escape(text)}</a>', sort)
 
 # %% ../../nbs/80_report.html.ipynb #fb575b86
-# Sign → CSS class and word, in the order in which they are sorted
-BADGES = {'✅': ('good', 'holds'), '≈': ('same', 'equivalent'), '?': ('open', 'undecided'), '❌': ('bad', 'fails'),
-          '': ('none', 'not judged')}
+_BADGE_WORDS = VERDICT_WORDS | {'': 'not judged'}
+_BADGE_CLASSES = {'✅': 'good', '≈': 'same', '?': 'open', '❌': 'bad', '': 'none'}   # as they are sorted
+BADGES = {sign: (kind, _BADGE_WORDS[sign]) for sign, kind in _BADGE_CLASSES.items()}
 
 def badge(sign: str  # One of `BADGES`
          ) -> Cell:
