@@ -361,10 +361,9 @@ def labels(device):
 @case
 def work_and_cuts(device):
     from reinit_nb.freezing import freeze_layers, training_multiply_adds
-    from reinit_nb.prefix_cache import batch_dependence, clean_cuts, frozen_prefix
+    from reinit_nb.prefix_cache import clean_cuts, frozen_prefix
     net, (x, _) = small_mlp(device).eval(), rows_of(8)
-    found = dict(work=training_multiply_adds(net, x), cuts=clean_cuts(net, x)[['parameters']],
-                 bits=batch_dependence(net, x, 4, [2])[['size', 'images']])
+    found = dict(work=training_multiply_adds(net, x), cuts=clean_cuts(net, x)[['parameters']])
     freeze_layers(net, ['0'])
     return found | dict(prefix=float(frozen_prefix(net, x).parameters))
 
