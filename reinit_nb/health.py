@@ -298,7 +298,8 @@ def trainability(model: nn.Module,  # Any classifier; stays as it is
             with preserve_rng():
                 torch.manual_seed(seed)   # of dropout
                 net = copy.deepcopy(model).requires_grad_(True)
-                if start == 'fresh': reset(net, init, streams)
+                # on the CPU: a seed means the same draw on every device
+                if start == 'fresh': net = reset(net.cpu(), init, streams).to(device)
                 rows += [(start, seed, *row) for row in _fit_labels(net, inputs, labels, order, lr)]
     return pd.DataFrame(rows, columns=['start', 'seed', 'step', 'loss', 'accuracy'])
 

@@ -198,10 +198,11 @@ def draw_module(module: nn.Module,  # Any layer
                 init: str | Callable = 'default',  # As in `reset`
                 streams: Streams | int = 0,  # Draws come from its `reinit` stream; a number is a seed
                 name: str = ''  # Of the module, for messages
-               ) -> dict[str, Tensor]:  # Parameters and buffers of the module itself
+               ) -> dict[str, Tensor]:  # Parameters and buffers of the module itself, on the CPU
     "Return fresh initial values for a layer, which stays as it is"
     fresh = copy.copy(module)   # without hooks, and with tensors of its own
-    def cloned(tensors): return {k: None if t is None else t.detach().clone() for k, t in tensors.items()}
+    # on the CPU: a seed means the same draw on every device
+    def cloned(tensors): return {k: None if t is None else t.detach().cpu().clone() for k, t in tensors.items()}
     vars(fresh)['_parameters'] = {k: None if t is None else nn.Parameter(t, requires_grad=False)
                                   for k, t in cloned(module._parameters).items()}
     vars(fresh)['_buffers'] = cloned(module._buffers)
@@ -221,7 +222,7 @@ def _write_masks(model, masks, init, streams, fill='redraw'):
         if not redrawn.any(): continue
         module, _, own = n.rpartition('.')
         if module not in drawn: drawn[module] = draw_module(modules[module], init, streams.fork(module), module)
-        fresh = drawn[module][own]
+        fresh = drawn[module][own].to(tensor.device)
         if fill == 'mean': fresh = fresh.mean().expand_as(fresh)
         tensor.copy_(torch.where(redrawn, fresh, tensor))
 
@@ -436,8 +437,7 @@ def silence_score(window: int = 128,  # Intervals between firings that are remem
         count[unit] += 1
         silence[:] = torch.where(fires, 0, silence + 1)
         n = count.clamp(max=window)
-        known = torch.arange(window, device=fires.device) < n[:, None]
-        at_least = ((intervals >= silence[:, None]) & known).sum(1) / n.clamp(min=1)
+        at_least = (intervals >= silence[:, None]).sum(1) / n.clamp(min=1)   # places that are not used yet are zero
         own = torch.where(silence >= first, 0., 1.)
         return torch.where(fires, 1., torch.where(n >= enough, at_least, own))
     score.every_step = True
