@@ -322,21 +322,24 @@ class UnitActivations:
               distributed: bool = False  # Average over processes?
              ) -> dict[str, Tensor]:  # Layer → one number per unit; without layers that did not run
         "Return the mean absolute activation of each unit"
-        seen = {}
-        for n, o in self.layers.items():
-            if o.reader not in self.sums: continue
-            total, count = self.sums[o.reader]
-            columns, slots = o.columns.to(total.device), o.slots.to(total.device)
-            sums, shares = torch.zeros(2, len(o), device=total.device)
-            sums.index_add_(0, slots, total[columns] / count)
-            shares.index_add_(0, slots, torch.ones_like(slots, dtype=torch.float32))   # columns of each unit
-            seen[n] = sums / shares
-        if seen and distributed:
-            all_seen = torch.cat(list(seen.values()))
-            torch.distributed.all_reduce(all_seen)
-            all_seen /= torch.distributed.get_world_size()
-            seen = dict(zip(seen, all_seen.split([len(t) for t in seen.values()])))
-        return seen
+        sums = {n: self._unit_sums(o) for n, o in self.layers.items() if distributed or o.reader in self.sums}
+        if sums and distributed:   # a layer may have run in other processes only
+            everything = torch.cat(list(sums.values()))
+            torch.distributed.all_reduce(everything)
+            sums = dict(zip(sums, everything.split([len(t) for t in sums.values()])))
+        return {n: t[:-1] / t[-1] for n, t in sums.items() if not distributed or t[-1] > 0}
+
+    def _unit_sums(self, layer):
+        "Sum of the activations of each unit, and last the number of examples and positions"
+        total, count = self.sums.get(layer.reader, (None, 0))
+        sums = torch.zeros(len(layer) + 1, device=layer.slots.device if total is None else total.device)
+        if total is None: return sums
+        columns, slots = layer.columns.to(total.device), layer.slots.to(total.device)
+        shares = torch.zeros_like(sums).index_add_(0, slots, torch.ones_like(slots, dtype=torch.float32))
+        sums.index_add_(0, slots, total[columns])
+        sums /= shares.clamp(min=1)   # a unit may have several columns
+        sums[-1] = count
+        return sums
 
 # %% ../nbs/49_recycle.ipynb #b5cd6174
 class UnitSignals:

@@ -492,7 +492,8 @@ def compared(device):
     from reinit_nb.compare import compare
     from reinit_nb.recycle import ReDoCallback
     def make_learner(seed): return _learner(device)
-    return dict(table=compare(make_learner, ReDoCallback, epochs=1, seeds=2, controls=False)[['train_loss', 'valid_loss']])
+    df = compare(make_learner, ReDoCallback, epochs=1, seeds=2, controls=False)
+    return dict(table=df[['train_loss', 'valid_loss']])
 
 @case
 def other_measurements(device):

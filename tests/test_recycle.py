@@ -575,7 +575,8 @@ class LanguageModel(nn.Module):
 
 def test_what_an_embedding_writes_is_left_alone():
     tokens = torch.arange(10).view(2, 5)
-    for residual, why in ((True, 'a tensor that no layer writes is added'), (False, 'embed.weight is also head.weight')):
+    reasons = {True: 'a tensor that no layer writes is added', False: 'embed.weight is also head.weight'}
+    for residual, why in reasons.items():
         for shared in (False, True):
             table = recyclable(LanguageModel(residual), tokens, shared=shared).set_index('layer')
             assert table.recyclable['fc1'] == 16 and table.recyclable['fc2'] == 0
@@ -801,6 +802,15 @@ def work(rank, port, out):
         learn.model = nn.parallel.DistributedDataParallel(learn.model)
         learn.fit(1, LR, cbs=cb)
         found.append((learn.model.module.state_dict(), cb.log.to_dict('list'), cb.ages, cb.memory))
+    net, x = mlp(), batches(1)[0][0]
+    watch = UnitActivations(net, find_units(net, x).layer_units())
+    watch.attach()
+    if rank == 0: net(x[:4])
+    else: net[:3](x[4:])   # the head, which reads the second layer, is not run here; batches differ in size
+    watch.detach()
+    means = watch.means(True)
+    torch.testing.assert_close(means['0'], net[:2](x).abs().mean(0))
+    torch.testing.assert_close(means['2'], net[:4](x[:4]).abs().mean(0))
     torch.save(found, f'{out}/rank{rank}.pt')
     dist.destroy_process_group()
 
