@@ -3,6 +3,7 @@
 
 python .ci/models.py --out nbs/benchmarks/models.csv            all models, in half an hour on one core
 python .ci/models.py --out FILE --only 'resnet*' --only gru     some of them
+python .ci/models.py --out FILE --operation recycle             one operation
 """
 import argparse
 import copy
@@ -40,8 +41,10 @@ from reinit_nb.fixed_norm import remove_norms
 from reinit_nb.flatness import noise_curve
 from reinit_nb.freezing import FrozenLayersCallback
 from reinit_nb.frozen import mutually_frozen
+from reinit_nb.health import health
 from reinit_nb.init import reset
 from reinit_nb.lw import LayerwiseCallback
+from reinit_nb.recycle import RecycleCallback
 from reinit_nb.separability import separability
 from reinit_nb.wels import WELSCallback
 
@@ -404,6 +407,31 @@ def fit_frozen(model, x, y):
     check_training(model, x, y, last, same)
 
 
+class LastRecycle(Callback):
+    "Note the state of the model before and after the last decision of a `RecycleCallback`"
+    def __init__(self, order): self.order = order
+    def after_step(self): self.state = {n: t.detach().clone() for n, t in self.model.state_dict().items()}
+
+
+def every_other(score, age, memory): return torch.arange(len(score), device=score.device) % 2 == 1
+
+
+def fit_recycled(model, x, y):
+    "Recycle every other unit that can be, after the first step and after the second"
+    cb, before, after = RecycleCallback(every=1, rule=every_other), LastRecycle(55.5), LastRecycle(56.5)
+    fit(model, x, y, before, cb, after)
+    last = cb.log[cb.log.step == 2]
+    check(last.recycled.sum() > 0, 'nothing was recycled')
+    check_finite(model)
+    changed = sum(int((before.state[n] != t).sum()) for n, t in after.state.items())
+    # less if a fresh value is the old one, or if an entry belongs to two units
+    logged = int(last.redrawn.sum() + last.zeroed.sum())
+    check(changed <= logged, f'{changed} entries have changed, and {logged} are in the log')
+
+
+def measure_health(model, x, y): health(model, (x, y), loss=loss, sharpness=False)
+
+
 @dataclass
 class Operation:
     run: Callable
@@ -425,6 +453,8 @@ OPERATIONS = {
     'Dirac reset': Operation(reset_to_dirac),
     'separability': Operation(measure_separability, measures=True),
     'flatness': Operation(measure_noise, measures=True),
+    'recycle': Operation(fit_recycled, trains=True),
+    'health': Operation(measure_health, measures=True),
 }
 
 
@@ -460,7 +490,7 @@ def apply(operation: Operation, model: nn.Module, x: Tensor, plain: LastStep) ->
     return outcome, message
 
 
-def apply_all(case: Case) -> list[dict]:
+def apply_all(case: Case, names=tuple(OPERATIONS)) -> list[dict]:
     model, pixels = case.build()
     x = images(pixels, model)
     n = sum(p.numel() for p in model.parameters() if not nn.parameter.is_lazy(p))
@@ -468,9 +498,9 @@ def apply_all(case: Case) -> list[dict]:
     plain = fit(copy.deepcopy(model), x, torch.arange(len(x)) % CLASSES)
     plain.before = plain.learn = None   # they hold a second model
     rows = []
-    for name, operation in OPERATIONS.items():
+    for name in names:
         start = time.perf_counter()
-        outcome, message = apply(operation, copy.deepcopy(model), x, plain)
+        outcome, message = apply(OPERATIONS[name], copy.deepcopy(model), x, plain)
         rows.append(dict(model=case.name, source=case.source, parameters=n, pixels=pixels, operation=name,
                          outcome=outcome, message=message, seconds=round(time.perf_counter() - start, 2)))
     return rows
@@ -486,6 +516,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', required=True, help='CSV to write')
     parser.add_argument('--only', action='append', help='name or pattern of models; may be given several times')
+    parser.add_argument('--operation', action='append', choices=OPERATIONS,
+                        help='only this one; may be given several times')
     parser.add_argument('--source', help="only models of 'torchvision', 'timm' or 'written here'")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -497,7 +529,7 @@ def main():
         if args.only and not any(fnmatch.fnmatch(case.name, pattern) for pattern in args.only): continue
         if args.source not in (None, case.source): continue
         start = time.perf_counter()
-        try: found = apply_all(case)
+        try: found = apply_all(case, args.operation or tuple(OPERATIONS))
         except (RuntimeError, ImportError) as e:
             print(f'{case.name}: not tested: {e}', file=sys.stderr, flush=True)
             continue

@@ -6,13 +6,15 @@
 __all__ = ['ONE_D', 'INTERVENTIONS', 'SPARSITY_KINDS', 'dirac', 'dirac_reset', 'paper_resets', 'paper_reset', 'keep_weights',
            'fresh_weights', 'head_reset', 'later_layers_reset', 'layerwise_reset', 'rescale_weights', 'shrink_perturb',
            'nearest_orthogonal', 'fire_weight', 'fire_reset', 'dash_shrink', 'mean_descent', 'dash_reset',
-           'intervention_options', 'check_intervention', 'intervene', 'InterveneCallback', 'DiracResetCallback',
-           'DASHCallback', 'L2InitCallback', 'move_average', 'HareTortoiseCallback', 'sparsity', 'sparsity_totals',
-           'entry_mask', 'sparse_masks', 'set_zero', 'sparsify', 'HoldZerosCallback']
+           'intervention_options', 'needs_data', 'check_intervention', 'intervene', 'InterveneCallback',
+           'DiracResetCallback', 'DASHCallback', 'L2InitCallback', 'move_average', 'HareTortoiseCallback', 'sparsity',
+           'sparsity_totals', 'entry_mask', 'sparse_masks', 'set_zero', 'sparsify', 'HoldZerosCallback']
 
 # %% ../nbs/44_between.ipynb #57662eae
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,11 +24,12 @@ from torch import Tensor, nn
 
 from .baselines import RescaleCallback, ShrinkPerturbCallback
 from .blocks import select_modules
+from .checkpoint import loader_state, set_loader_state
 from .core import ReinitError, Streams, check_choice, check_number, unknown_message
 from .fc import FCHeadCallback, LLFCallback
 from .init import drawn_weights, reset
 from .lw import LayerwiseCallback
-from .probing import call_model, check_model, list_batches, model_device, probe_model, unwrap_model
+from .probing import call_model, check_model, iter_batches, model_device, probe_model, unwrap_model
 from .reinit import norm_of
 from .rounds import apply_once, draw_fresh, find_blocks
 from .store import paper_table
@@ -209,21 +212,30 @@ def dash_shrink(w: Tensor,  # A weight or a bias
     "Shrink the rows of a weight (of a convolution, its kernels) by their cosine with `direction`, down to `floor`"
     # a row of a dense layer, a kernel of a convolution, the whole of a bias
     dims = {1: 0, 2: 1}.get(w.ndim, tuple(range(2, w.ndim)))
-    size = (w * w).sum(dims, keepdim=True).sqrt() * (direction * direction).sum(dims, keepdim=True).sqrt()
-    cosine = (w * direction).sum(dims, keepdim=True) / size.clamp(min=1e-8)
+    def unit(t): return t / t.square().sum(dims, keepdim=True).sqrt().clamp(min=torch.finfo(t.dtype).tiny)
+    cosine = (unit(w) * unit(direction)).sum(dims, keepdim=True)
     return w * cosine.clamp(floor, 1)
 
+@contextmanager
+def _same_order(data):
+    "Read a loader without changing which batches it returns next"
+    loaders = SimpleNamespace(loaders=[data] if hasattr(data, '__dict__') else [])
+    state = loader_state(loaders) if loaders.loaders else None
+    try: yield
+    finally:
+        if state: set_loader_state(loaders, state)
+
 def mean_descent(model: nn.Module,  # Stays as it is
-                 data,  # As in `list_batches`
+                 data,  # A batch `(x, y)`, a list of batches, or a loader
                  loss: Callable | None = None,  # As `loss(output, y)`; default: cross entropy
                  decay: float = .3  # Share of each batch in the running mean
                 ) -> dict[str, Tensor]:  # Parameter → running mean of the negative gradient
     "Run over data once, in evaluation mode, and average the negative gradient"
     function = loss or nn.functional.cross_entropy
     mean = {}
-    with probe_model(model, weights=False), torch.enable_grad():
+    with probe_model(model, weights=False), torch.enable_grad(), _same_order(data):
         params = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        for x, y in list_batches(data, model_device(model)):
+        for x, y in iter_batches(data, model_device(model)):
             grads = torch.autograd.grad(function(call_model(model, x, tensor=True), y), list(params.values()),
                                         allow_unused=True)
             for n, g in zip(params, grads):
@@ -231,16 +243,19 @@ def mean_descent(model: nn.Module,  # Stays as it is
     return mean
 
 # %% ../nbs/44_between.ipynb #dash0003
+def _check_dash(floor=.05, decay=.3):
+    check_number('floor', floor, 0, 1)
+    check_number('decay', decay, 0, 1, lo_open=True)
+
 @torch.no_grad()
 def dash_reset(model: nn.Module,  # Changed in place
-               data,  # The new data: as in `list_batches`
+               data,  # The new data: as in `mean_descent`
                loss: Callable | None = None,  # As in `mean_descent`
                floor: float = .05,  # Smallest factor
                decay: float = .3  # As in `mean_descent`
               ) -> pd.DataFrame:  # One row per parameter: parameter, entries, changed, norm_before, norm_after
     "Shrink every layer by its alignment with the negative gradient on new data"
-    check_number('floor', floor, 0, 1)
-    check_number('decay', decay, 0, 1, lo_open=True)
+    _check_dash(floor, decay)
     model = unwrap_model(check_model(model))
     weights = drawn_weights(model)
     layers = {n.rpartition('.')[0] for n in weights}
@@ -256,7 +271,8 @@ def dash_reset(model: nn.Module,  # Changed in place
 # %% ../nbs/44_between.ipynb #b05bdd8f
 INTERVENTIONS = {'none': keep_weights, 'dirac': dirac_reset, 'LW': layerwise_reset, 'FC': head_reset,
                  'LLF': later_layers_reset, 'shrink': shrink_perturb, 'rescale': rescale_weights,
-                 'fresh': fresh_weights, 'FIRE': fire_reset}
+                 'fresh': fresh_weights, 'FIRE': fire_reset, 'DASH': dash_reset}
+_GIVEN = ('init', 'streams', 'data', 'loss')   # arguments that come from the caller of `intervene`
 
 def _arguments(name):
     "Arguments of an intervention and their defaults"
@@ -265,8 +281,13 @@ def _arguments(name):
 
 def intervention_options(name: str  # One of `INTERVENTIONS`
                         ) -> dict:  # Option → default
-    "Return the options of an intervention, other than how weights are drawn"
-    return {k: v for k, v in _arguments(name).items() if k not in ('init', 'streams')}
+    "Return the options of an intervention, other than how weights are drawn and the data"
+    return {k: v for k, v in _arguments(name).items() if k not in _GIVEN}
+
+def needs_data(name: str  # One of `INTERVENTIONS`
+              ) -> bool:
+    "Does an intervention look at data?"
+    return 'data' in _arguments(name)
 
 # %% ../nbs/44_between.ipynb #6fbea50b
 def _given_options(name, options):
@@ -287,27 +308,31 @@ def check_intervention(model: nn.Module,  # Any model; the meta device is enough
     if name == 'LW': _check_k(find_blocks(model), options.get('k'))
     if name == 'LLF': _first_layer(model, options.get('layer'))
     if name == 'FC': find_blocks(model)
+    if name == 'DASH': _check_dash(**options)
 
 @torch.no_grad()
 def intervene(model: nn.Module,  # Changed in place
               name: str,  # One of `INTERVENTIONS`
               streams: Streams | int = 0,  # Fresh weights come from its `reinit` stream; a number is a seed
               init: str | Callable = 'he',  # How they are drawn
+              data=None,  # DASH: the new data, as in `mean_descent`
+              loss: Callable | None = None,  # DASH: as in `mean_descent`
               **options  # Of that intervention; `None`: its default
              ) -> pd.DataFrame:  # One row per parameter: parameter, entries, changed, norm_before, norm_after
     "Do one of `INTERVENTIONS` to a model, in place"
     options = _given_options(name, options)
     model = unwrap_model(check_model(model))
-    how_drawn = {k: v for k, v in dict(init=init, streams=streams).items() if k in _arguments(name)}
+    if needs_data(name) and data is None: raise ReinitError(f'{name} needs data: give some, as in data=dls.train')
+    given = {k: v for k, v in zip(_GIVEN, (init, streams, data, loss)) if k in _arguments(name)}
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    INTERVENTIONS[name](model, **options, **how_drawn)
+    INTERVENTIONS[name](model, **options, **given)
     rows = [(n, p.numel(), int((p != before[n]).sum()), float(before[n].norm()), float(p.norm()))
             for n, p in model.named_parameters()]
     return pd.DataFrame(rows, columns=['parameter', 'entries', 'changed', 'norm_before', 'norm_after'])
 
 # %% ../nbs/44_between.ipynb #937da8fc
 class InterveneCallback(Callback):
-    "Do one of `INTERVENTIONS` to the model before a task"
+    "Do one of `INTERVENTIONS` to the model before a task, or before epochs of a fit"
     order, run_valid = 5, False
     def __init__(self,
                  intervention: str,  # One of `INTERVENTIONS`
@@ -315,34 +340,48 @@ class InterveneCallback(Callback):
                  opt_state: str = 'zero',  # Reset the state of the optimizer (`zero`) or `keep` it
                  init: str | Callable = 'he',  # How fresh weights are drawn
                  seed: int = 0,  # Of fresh weights
+                 epochs: Iterable[int] | None = None,  # Instead of tasks: before which epochs of a fit, counted from 1
                  **options  # Of the intervention
                 ):
         self.intervention, self.options = intervention, _given_options(intervention, options)
         self.opt_state = check_choice('opt_state', opt_state, ('zero', 'keep'))
+        if tasks is not None and epochs is not None: raise ReinitError('tasks and epochs exclude each other: give one')
         self.tasks = None if tasks is None else {check_number('tasks', t, 1, integer=True) for t in tasks}
+        self.epochs = None if epochs is None else {check_number('epochs', e, 1, integer=True) for e in epochs}
         self.init, self.seed = init, seed
         self.task = 0    # fits that have begun
         self.logs = []   # a table for each intervention
 
+    @property
+    def _due(self):
+        if self.epochs is not None: return self.epoch + 1 in self.epochs
+        return self.epoch == 0 and (self.task > 1 if self.tasks is None else self.task in self.tasks)
+
     def before_train(self):
-        if self.epoch != 0 or hasattr(self.learn, 'lr_finder'): return
-        self.task += 1
-        due = self.task > 1 if self.tasks is None else self.task in self.tasks
-        if not due: return
-        self.logs.append(self.apply(unwrap_model(self.learn.model)).assign(task=self.task))
+        if hasattr(self.learn, 'lr_finder'): return
+        if self.epoch == 0: self.task += 1
+        if not self._due: return
+        log = self.apply(unwrap_model(self.learn.model))
+        self.logs.append(log.assign(task=self.task, epoch=self.epoch + 1))
         if self.opt_state == 'zero': self.learn.opt.clear_state()
 
     def apply(self, model: nn.Module) -> pd.DataFrame:
         "Intervene now"
-        return intervene(model, self.intervention, Streams(self.seed).fork(str(self.task)), self.init, **self.options)
+        when = str(self.task) if self.epochs is None else f'{self.task}, {self.epoch + 1}'
+        return intervene(model, self.intervention, Streams(self.seed).fork(when), self.init, self.dls.train,
+                         self.loss_func, **self.options)
 
     columns = ('task', 'parameter', 'entries', 'changed', 'norm_before', 'norm_after')
 
     @property
-    def log(self) -> pd.DataFrame:  # One row per task and parameter
+    def log(self) -> pd.DataFrame:  # One row per intervention and parameter
         "What was done"
-        columns = list(self.columns)
+        columns = list(self.columns) if self.epochs is None else ['task', 'epoch', *self.columns[1:]]
         return pd.concat(self.logs, ignore_index=True)[columns] if self.logs else pd.DataFrame(columns=columns)
+
+    def state_dict(self) -> dict: return dict(task=self.task, logs=[t.to_dict('list') for t in self.logs])
+    def load_state_dict(self, state: dict):
+        self.task, self.logs = state['task'], [pd.DataFrame(t) for t in state['logs']]
 
 class DiracResetCallback(InterveneCallback):
     "Reset with `dirac_reset` before a task"
@@ -351,11 +390,11 @@ class DiracResetCallback(InterveneCallback):
                  s: float,  # Factor of the Dirac
                  one_d: str = 'add',  # One of `ONE_D`
                  tasks: Iterable[int] | None = None,  # As in `InterveneCallback`
-                 opt_state: str = 'zero'  # As in `InterveneCallback`
+                 opt_state: str = 'zero',  # As in `InterveneCallback`
+                 epochs: Iterable[int] | None = None  # As in `InterveneCallback`
                 ):
-        check_number('s', s)
-        check_choice('one_d', one_d, ONE_D)
-        super().__init__('dirac', tasks, opt_state, s=s, one_d=one_d)
+        self.s, self.one_d = check_number('s', s), check_choice('one_d', one_d, ONE_D)
+        super().__init__('dirac', tasks, opt_state, epochs=epochs, s=s, one_d=one_d)
 
     def apply(self, model): return dirac_reset(model, **self.options)
 
@@ -366,12 +405,12 @@ class DASHCallback(InterveneCallback):
                  floor: float = .05,  # Smallest factor
                  decay: float = .3,  # Share of each batch in the running mean of the gradient
                  tasks: Iterable[int] | None = None,  # As in `InterveneCallback`
-                 opt_state: str = 'zero'  # As in `InterveneCallback`
+                 opt_state: str = 'zero',  # As in `InterveneCallback`
+                 epochs: Iterable[int] | None = None  # As in `InterveneCallback`
                 ):
-        super().__init__('none', tasks, opt_state)
-        self.floor, self.decay = check_number('floor', floor, 0, 1), check_number('decay', decay, 0, 1, lo_open=True)
-
-    def apply(self, model): return dash_reset(model, self.dls.train, self.loss_func, self.floor, self.decay)
+        _check_dash(floor, decay)
+        self.floor, self.decay = floor, decay
+        super().__init__('DASH', tasks, opt_state, epochs=epochs, floor=floor, decay=decay)
 
 # %% ../nbs/44_between.ipynb #l2in0002
 class L2InitCallback(Callback):
@@ -427,7 +466,7 @@ class HareTortoiseCallback(Callback):
         self.mu = check_number('mu', mu, 0, 1)
         self.every = check_number('every', every, 1, integer=True)
         self.opt_state = check_choice('opt_state', opt_state, ('zero', 'keep'))
-        self.tortoise, self.net, self.active = {}, None, False
+        self.tortoise, self.net, self.active, self.skipped = {}, None, False, False
         self.step = 0
         self.events = []
 
@@ -439,8 +478,11 @@ class HareTortoiseCallback(Callback):
             self.net, self.step, self.events = net, 0, []
             self.tortoise = {n: p.detach().clone() for n, p in net.named_parameters()}
 
+    def before_batch(self): self.skipped = False
+    def after_cancel_step(self): self.skipped = True   # `after_step` comes nevertheless
+
     def after_step(self):
-        if not self.active: return
+        if not self.active or self.skipped: return
         move_average(self.tortoise, self.net, self.mu)
         self.step += 1
         if self.step % self.every: return

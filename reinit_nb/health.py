@@ -17,7 +17,7 @@ from fastai.callback.core import Callback
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_number, new_axes
+from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes
 from .flatness import top_eigenvalues
 from .frozen import effective_rank, mutually_frozen
 from .init import drawn_weights, reset
@@ -32,7 +32,7 @@ from reinit_nb.probing import (
     to_device,
     unwrap_model,
 )
-from .recycle import UnitActivations, UnitMap, UnitSignals, over_mean
+from .recycle import UnitActivations, UnitMap, UnitSignals, over_mean, spread_rows
 from .wiring import wiring
 
 # %% ../nbs/54_health.ipynb #c38738ba
@@ -49,21 +49,19 @@ HEALTH_MEASURES = {
 GRADIENT_TAU = .01   # of ReGraMa
 
 # %% ../nbs/54_health.ipynb #a13c88e8
-def stable_rank(gram: Tensor  # Features × features: sum of z zᵀ
+def stable_rank(gram: Tensor  # As from `feature_gram`
                ) -> float:
     "Return the squared Frobenius norm of the features over their squared spectral norm"
-    values = torch.linalg.eigvalsh(gram.double())
+    values = torch.linalg.eigvalsh(cpu_double(gram))
     return float(values.sum() / values[-1]) if values[-1] > 0 else 0.
 
 def feature_gram(z: Tensor,  # What a layer reads
                  dense: bool,  # A dense layer? Otherwise a convolution, with channels second
                  most: int = 2048  # Rows that are used: examples and positions, evenly spread
-                ) -> Tensor:  # Features × features
+                ) -> Tensor:  # Features × features, or rows × rows if there are fewer: the ranks are the same
     "Return the Gram matrix of the features that a layer reads"
-    if not dense: z = z.movedim(1, -1)
-    rows = z.reshape(-1, z.shape[-1])
-    rows = rows[::max(1, math.ceil(len(rows) / most))].double()
-    return rows.T @ rows
+    rows = cpu_double(spread_rows(z, -1 if dense else 1, most))
+    return rows.T @ rows if len(rows) > rows.shape[1] else rows @ rows.T
 
 # %% ../nbs/54_health.ipynb #b5a2cf8f
 class HealthProbe:
@@ -73,15 +71,16 @@ class HealthProbe:
                  x=None,  # As in `wiring`
                  tau: float = .025,  # Of dormant units
                  ranks: str = 'all',  # Ranks of the features of `all` layers, or of the `last` one
-                 pairs=None  # As in `wiring`
+                 pairs=None,  # As in `wiring`
+                 most: int = 2048  # Rows of features that are kept of a batch
                 ):
         self.model = unwrap_model(check_model(model))
         self.tau = check_number('tau', tau, 0)
         self.wiring = wiring(self.model, x, pairs)
         self.layers = [o for o in UnitMap(self.model, self.wiring).layer_units(shared=True) if o.reader is not None]
         readers = list(dict.fromkeys(o.reader for o in self.layers))
-        self.rank_at = readers if ranks == 'all' else readers[-1:]
-        self.watch = UnitActivations(self.model, self.layers, self.rank_at)
+        self.rank_at = readers if check_choice('ranks', ranks, ('all', 'last')) == 'all' else readers[-1:]
+        self.watch = UnitActivations(self.model, self.layers, self.rank_at, most)
 
     def units(self) -> list[tuple]:  # layer, measure, value
         "Measure units by what was seen since the last `watch.start()`, and by gradients that are there"
@@ -102,9 +101,9 @@ class HealthProbe:
     def ranks(self) -> list[tuple]:  # layer, measure, value
         "Measure the ranks of the features that were kept"
         rows = []
-        for reader, z in self.watch.kept.items():
-            if z is None: continue
-            gram = feature_gram(z, isinstance(self.watch.modules[reader], nn.Linear))
+        for reader, kept in self.watch.kept.items():
+            if not kept: continue
+            gram = feature_gram(torch.cat(kept), True)
             rows += [(reader, 'effective_rank', effective_rank(gram)[0]), (reader, 'stable_rank', stable_rank(gram))]
         last = self.rank_at[-1] if self.rank_at else None
         return rows + [('all', measure, value) for layer, measure, value in rows if layer == last]
@@ -143,7 +142,7 @@ def health(model: nn.Module,  # Any network; stays as it is
     "Measure a network on data: units, ranks of features, norms, mutually frozen filters, sharpness"
     model = unwrap_model(check_model(model))
     batches = list_batches(data, model_device(model))
-    probe = HealthProbe(model, batches[0][0], tau, pairs=pairs)
+    probe = HealthProbe(model, batches[0][0], tau, pairs=pairs, most=math.ceil(2048 / len(batches)))
     function = loss or F.cross_entropy
     n = sum(len(y) for _, y in batches)
     with preserve_rng(), preserve_model(model, weights=False):
@@ -193,8 +192,9 @@ class HealthCallback(Callback):
                  pairs=None  # As in `wiring`
                 ):
         self.every = check_number('every', every, 1, integer=True)
-        self.tau, self.ranks, self.sharpness, self.pairs = check_number('tau', tau, 0), ranks, sharpness, pairs
-        self.net, self.probe, self.before, self.active = None, None, None, False
+        self.tau, self.ranks = check_number('tau', tau, 0), check_choice('ranks', ranks, ('all', 'last'))
+        self.sharpness, self.pairs = sharpness, pairs
+        self.net, self.probe, self.before, self.active, self.skipped = None, None, None, False, False
         self.step, self.rows, self.example = 0, [], ()
 
     def __setattr__(self, name, value):
@@ -217,6 +217,7 @@ class HealthCallback(Callback):
         if not self.active: return
         model = unwrap_model(self.learn.model)
         if self.net is not model: self._start(model, tuple(self.learn.xb))
+        self.skipped = False
         if self._due: self.probe.watch.attach()
 
     def after_pred(self):
@@ -225,8 +226,13 @@ class HealthCallback(Callback):
     def before_step(self):
         if self._due: self.before = {n: p.detach().clone() for n, p in drawn_weights(self.net).items()}
 
+    def after_cancel_step(self): self.skipped = True   # `after_step` comes nevertheless
+
     def after_step(self):
         if not self.active: return
+        if self.skipped:   # as mixed precision does after an overflow: the next step is measured
+            self.before = None
+            return self.probe.watch.start()
         if self._due: self.measure()
         self.step += 1
 
@@ -292,7 +298,8 @@ def trainability(model: nn.Module,  # Any classifier; stays as it is
             with preserve_rng():
                 torch.manual_seed(seed)   # of dropout
                 net = copy.deepcopy(model).requires_grad_(True)
-                if start == 'fresh': reset(net, init, streams)
+                # on the CPU: a seed means the same draw on every device
+                if start == 'fresh': net = reset(net.cpu(), init, streams).to(device)
                 rows += [(start, seed, *row) for row in _fit_labels(net, inputs, labels, order, lr)]
     return pd.DataFrame(rows, columns=['start', 'seed', 'step', 'loss', 'accuracy'])
 

@@ -105,6 +105,9 @@ class Before(Recipe):
     layer: str | None = None       # LLF: the first layer that is redrawn; default: the middle block
     shrink: float | None = None    # Shrink and perturb: old weights are multiplied by this …
     perturb: float | None = None   # … and a fresh draw times this is added
+    floor: float | None = None     # DASH: smallest factor
+    decay: float | None = None     # DASH: share of each batch in the running mean of the gradient
+    later: ClassVar[tuple] = ('floor', 'decay')
 
     def check(self):
         check_choice('before', self.name, INTERVENTIONS)
@@ -114,6 +117,9 @@ class Before(Recipe):
         if self.shrink is not None:
             check_number('shrink', self.shrink, 0, 1)
             check_number('perturb', self.perturb, 0)
+        if self.floor is not None:
+            check_number('floor', self.floor, 0, 1)
+            check_number('decay', self.decay, 0, 1, lo_open=True)
 
     @property
     def options(self) -> dict:
@@ -123,10 +129,11 @@ class Before(Recipe):
     def apply(self,
               net: nn.Module,  # Changed in place
               streams: Streams | int = 0,  # Fresh weights come from its `reinit` stream; a number is a seed
-              init: str = 'he'  # How they are drawn
+              init: str = 'he',  # How they are drawn
+              data=None  # DASH: batches of the task that begins
              ) -> nn.Module:  # `net`
         "Apply the intervention to a network"
-        intervene(net, self.name, streams, init, **self.options)
+        intervene(net, self.name, streams, init, data, **self.options)
         return net
 
 # %% ../nbs/50_path.ipynb #d7bbc3ae
@@ -432,7 +439,9 @@ class PathRun(PathRecipe, Recipe):
     def prepare(self, stage):
         stage.wiring = find_wiring(stage.learn.model, stage.task)
         before = count_frozen(stage.learn.model, stage.wiring)
-        if stage.how.before: stage.how.before.apply(stage.learn.model, stage_streams(self, stage.index), self.init)
+        if stage.how.before:
+            streams = stage_streams(self, stage.index)
+            stage.how.before.apply(stage.learn.model, streams, self.init, stage.learn.dls.train)
         after = count_frozen(stage.learn.model, stage.wiring)
         return dict(frozen_before=before['frozen'], near_before=before['near'],
                     frozen_after=after['frozen'], near_after=after['near'])

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['FILLS', 'SCORES', 'RECYCLED', 'ADAM_STEPS', 'LOG_FIELDS', 'LayerUnits', 'UnitMap', 'find_units', 'recyclable',
-           'unit_masks', 'draw_module', 'recycle_units', 'recycle_weights', 'UnitActivations', 'UnitSignals',
-           'WeightSignals', 'over_mean', 'activation_score', 'gradient_score', 'magnitude_score', 'saliency_score',
-           'contribution_score', 'silence_score', 'at_most', 'least_share', 'adam_update', 'EntrySteps',
-           'RecycleCallback', 'ReDoCallback', 'ReGraMaCallback', 'CBPCallback', 'SNRCallback', 'SWRCallback']
+           'unit_masks', 'draw_module', 'recycle_units', 'recycle_weights', 'spread_rows', 'UnitActivations',
+           'UnitSignals', 'WeightSignals', 'over_mean', 'activation_score', 'gradient_score', 'magnitude_score',
+           'saliency_score', 'contribution_score', 'silence_score', 'at_most', 'least_share', 'adam_update',
+           'EntrySteps', 'RecycleCallback', 'ReDoCallback', 'ReGraMaCallback', 'CBPCallback', 'SNRCallback',
+           'SWRCallback']
 
 # %% ../nbs/49_recycle.ipynb #348bcdc2
 import copy
@@ -62,6 +63,7 @@ class UnitMap:
         self.writers = self._count(self.rows[p.weight] for p in w.layers)
         self.readers = self._count(np.unique(self.cols[p.weight]) for p in w.layers)
         self.modules = dict(model.named_modules())
+        self.device = model_device(model)
         self.why = self._reasons(model)
 
     def _count(self, units):
@@ -75,11 +77,19 @@ class UnitMap:
             why[self.unit_of[channel]] = self.wiring.why[channel]
         unread = (self.readers == 0) & np.equal(why, None).astype(bool)
         why[unread] = 'no layer reads it'
+        for channel in np.flatnonzero(~np.equal(self.wiring.remark, None).astype(bool)):
+            # such as the output of an embedding in a residual stream: it would go on carrying the unit
+            if self.wiring.remark[channel].startswith(_OTHER_WRITER): why[self.unit_of[channel]] = _OTHER_WRITER
         parameters = dict(model.named_parameters())
+        names = [(id(p), n) for n, p in model.named_parameters(remove_duplicate=False)]
         for p in self.wiring.parts:
-            if p.weight in parameters: continue
+            if p.weight not in parameters: reason = f'{p.weight} is computed from others'
+            else:
+                others = [n for i, n in names if i == id(parameters[p.weight]) and n != p.weight]
+                if not others: continue
+                reason = f'{p.weight} is also {others[0]}'
             for units in (self.rows[p.weight], self.cols.get(p.weight, np.empty(0, int))):
-                why[units[units >= 0]] = f'{p.weight} is computed from others'
+                why[units[units >= 0]] = reason
         return why
 
     def layer_units(self,
@@ -105,12 +115,14 @@ class UnitMap:
             at = position[self.cols[p.weight]]
             read = np.flatnonzero(at >= 0)
             if not len(read): continue
-            outgoing.append((p, torch.as_tensor(read), torch.as_tensor(at[read])))
+            outgoing.append((p, self._indices(read), self._indices(at[read])))
             seen = isinstance(self.modules.get(p.name), _SEEN_BY)
             if reader is None and seen and len(np.unique(at[read])) == len(units):
                 reader, columns, slots = p.name, read, at[read]
-        return LayerUnits(part.name, part, units, torch.as_tensor(rows), reader, torch.as_tensor(columns),
-                          torch.as_tensor(slots), outgoing)
+        return LayerUnits(part.name, part, units, self._indices(rows), reader, self._indices(columns),
+                          self._indices(slots), outgoing)
+
+    def _indices(self, numbers): return torch.as_tensor(numbers, device=self.device)
 
     def touching(self, names: Iterable[str]) -> np.ndarray:  # By unit
         "Find the units that have an entry in one of these parameters"
@@ -122,6 +134,7 @@ class UnitMap:
         return found[:-1]
 
 _SEEN_BY = (nn.Linear, nn.modules.conv._ConvNd)   # layers whose first argument is what they read
+_OTHER_WRITER = 'a tensor that no layer writes is added'   # as `wiring` says it
 
 # %% ../nbs/49_recycle.ipynb #36777483
 def find_units(model: nn.Module,  # Any network
@@ -185,10 +198,11 @@ def draw_module(module: nn.Module,  # Any layer
                 init: str | Callable = 'default',  # As in `reset`
                 streams: Streams | int = 0,  # Draws come from its `reinit` stream; a number is a seed
                 name: str = ''  # Of the module, for messages
-               ) -> dict[str, Tensor]:  # Parameters and buffers of the module itself
+               ) -> dict[str, Tensor]:  # Parameters and buffers of the module itself, on the CPU
     "Return fresh initial values for a layer, which stays as it is"
     fresh = copy.copy(module)   # without hooks, and with tensors of its own
-    def cloned(tensors): return {k: None if t is None else t.detach().clone() for k, t in tensors.items()}
+    # on the CPU: a seed means the same draw on every device
+    def cloned(tensors): return {k: None if t is None else t.detach().cpu().clone() for k, t in tensors.items()}
     vars(fresh)['_parameters'] = {k: None if t is None else nn.Parameter(t, requires_grad=False)
                                   for k, t in cloned(module._parameters).items()}
     vars(fresh)['_buffers'] = cloned(module._buffers)
@@ -208,7 +222,7 @@ def _write_masks(model, masks, init, streams, fill='redraw'):
         if not redrawn.any(): continue
         module, _, own = n.rpartition('.')
         if module not in drawn: drawn[module] = draw_module(modules[module], init, streams.fork(module), module)
-        fresh = drawn[module][own]
+        fresh = drawn[module][own].to(tensor.device)
         if fill == 'mean': fresh = fresh.mean().expand_as(fresh)
         tensor.copy_(torch.where(redrawn, fresh, tensor))
 
@@ -256,60 +270,76 @@ def _column_sums(t, part):
     return t.reshape(shape).sum((1, 3)).flatten()
 
 # %% ../nbs/49_recycle.ipynb #9a873063
+def spread_rows(z: Tensor,  # What a layer reads
+                dim: int,  # Of its columns
+                most: int = 2048  # Rows at most
+               ) -> Tensor:  # Rows × columns
+    "Return examples and positions as rows, evenly spread if there are many"
+    rows = z.movedim(dim, -1).reshape(-1, z.shape[dim])
+    return rows[::max(1, math.ceil(len(rows) / most))]
+
 class UnitActivations:
     "Record the mean absolute activation of units while a model runs, as the next layer reads them"
     def __init__(self,
                  model: nn.Module,  # Any network
                  layers: Iterable[LayerUnits],  # Units that a module reads
-                 keep: Iterable[str] = ()  # Modules whose last input is kept as it is
+                 keep: Iterable[str] = (),  # Modules of which rows of the input are kept
+                 most: int = 2048  # Rows that are kept of an input: examples and positions, evenly spread
                 ):
         self.layers = {o.layer: o for o in layers if o.reader is not None}
-        self.kept = dict.fromkeys(keep)
-        names = dict.fromkeys([o.reader for o in self.layers.values()] + list(self.kept))
+        self.keep, self.most = list(keep), most
+        names = dict.fromkeys([o.reader for o in self.layers.values()] + self.keep)
         self.modules = {n: m for n, m in model.named_modules() if n in names}
         self.handles = []
         self.start()
 
     def start(self):
         "Forget what was seen"
-        self.sums = {}
+        self.sums = {}   # module → sum over examples and positions, and their number
+        self.kept = {n: [] for n in self.keep}
 
     def attach(self):
         "See what the model does from now on"
         self.detach()
-        self.handles = [m.register_forward_pre_hook(self._note(n)) for n, m in self.modules.items()]
+        self.handles = [m.register_forward_pre_hook(self._note(n), with_kwargs=True) for n, m in self.modules.items()]
 
     def detach(self):
         for h in self.handles: h.remove()
         self.handles = []
 
     def _note(self, name):
-        def note(module, args):
-            z = args[0].detach().as_subclass(Tensor)
-            if name in self.kept: self.kept[name] = z
+        def note(module, args, kwargs):
+            z = (args[0] if args else kwargs['input']).detach().as_subclass(Tensor)
             dim = z.ndim - 1 if isinstance(module, nn.Linear) else z.ndim - 1 - len(module.kernel_size)
+            if name in self.kept: self.kept[name].append(spread_rows(z, dim, self.most))
+            rows = z.numel() // z.shape[dim]
             mean = z.abs().mean([d for d in range(z.ndim) if d != dim], dtype=torch.float32)
             total, n = self.sums.get(name, (0, 0))
-            self.sums[name] = total + mean, n + 1
+            self.sums[name] = total + mean * rows, n + rows   # batches may be of different sizes
         return note
 
     def means(self,
               distributed: bool = False  # Average over processes?
              ) -> dict[str, Tensor]:  # Layer → one number per unit; without layers that did not run
         "Return the mean absolute activation of each unit"
-        seen = {}
-        for n, o in self.layers.items():
-            if o.reader not in self.sums: continue
-            total, calls = self.sums[o.reader]
-            columns, slots = o.columns.to(total.device), o.slots.to(total.device)
-            sums = torch.zeros(len(o), device=total.device).index_add_(0, slots, total[columns] / calls)
-            seen[n] = sums / torch.bincount(slots, minlength=len(o))
-        if seen and distributed:
-            all_seen = torch.cat(list(seen.values()))
-            torch.distributed.all_reduce(all_seen)
-            all_seen /= torch.distributed.get_world_size()
-            seen = dict(zip(seen, all_seen.split([len(t) for t in seen.values()])))
-        return seen
+        sums = {n: self._unit_sums(o) for n, o in self.layers.items() if distributed or o.reader in self.sums}
+        if sums and distributed:   # a layer may have run in other processes only
+            everything = torch.cat(list(sums.values()))
+            torch.distributed.all_reduce(everything)
+            sums = dict(zip(sums, everything.split([len(t) for t in sums.values()])))
+        return {n: t[:-1] / t[-1] for n, t in sums.items() if not distributed or t[-1] > 0}
+
+    def _unit_sums(self, layer):
+        "Sum of the activations of each unit, and last the number of examples and positions"
+        total, count = self.sums.get(layer.reader, (None, 0))
+        sums = torch.zeros(len(layer) + 1, device=layer.slots.device if total is None else total.device)
+        if total is None: return sums
+        columns, slots = layer.columns.to(total.device), layer.slots.to(total.device)
+        shares = torch.zeros_like(sums).index_add_(0, slots, torch.ones_like(slots, dtype=torch.float32))
+        sums.index_add_(0, slots, total[columns])
+        sums /= shares.clamp(min=1)   # a unit may have several columns
+        sums[-1] = count
+        return sums
 
 # %% ../nbs/49_recycle.ipynb #b5cd6174
 class UnitSignals:
@@ -361,7 +391,7 @@ class WeightSignals:
 def over_mean(t: Tensor) -> Tensor:
     "Divide by the mean; zeros stay zeros"
     mean = t.mean()
-    return t / mean if mean > 0 else torch.zeros_like(t)
+    return torch.where(mean == 0, 0., t / mean)   # what is not a number stays so, and no rule takes it
 
 def activation_score(seen: UnitSignals, memory: dict) -> Tensor:
     "Mean absolute activation over that of the layer (ReDo)"
@@ -410,8 +440,7 @@ def silence_score(window: int = 128,  # Intervals between firings that are remem
         count[unit] += 1
         silence[:] = torch.where(fires, 0, silence + 1)
         n = count.clamp(max=window)
-        known = torch.arange(window, device=fires.device) < n[:, None]
-        at_least = ((intervals >= silence[:, None]) & known).sum(1) / n.clamp(min=1)
+        at_least = (intervals >= silence[:, None]).sum(1) / n.clamp(min=1)   # places that are not used yet are zero
         own = torch.where(silence >= first, 0., 1.)
         return torch.where(fires, 1., torch.where(n >= enough, at_least, own))
     score.every_step = True
@@ -437,7 +466,7 @@ def least_share(share: float,  # Of the mature ones, at each decision
         n_mature = int(mature.sum())
         due = float(memory.get('due', 0.)) + share * n_mature
         n = min(math.floor(due + 1e-9), n_mature)
-        memory['due'] = torch.tensor(due - n, dtype=torch.float64)
+        memory['due'] = due - n
         chosen = torch.zeros_like(mature)
         if not n: return chosen
         order = torch.where(mature, score, math.inf).flatten().argsort(stable=True)
@@ -475,7 +504,12 @@ def _adam_state(opt):
 def adam_update(m: Tensor, v: Tensor, step: Tensor | int, lr: float, beta1: float, beta2: float,
                 eps: float) -> Tensor:
     "Return the change that Adam makes with these moments after `step` steps"
-    return -lr * m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + eps)
+    return -lr * m / _debias(beta1, step) / ((v / _debias(beta2, step)).sqrt() + eps)
+
+def _debias(beta, step):
+    "1 − βᵗ, exact in single precision too: Apple's MPS has no other"
+    if not isinstance(step, Tensor): return 1 - beta**step
+    return -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)
 
 # %% ../nbs/49_recycle.ipynb #3597ee15
 class EntrySteps:
@@ -499,9 +533,9 @@ class EntrySteps:
         for p, m, v, t, lr, beta1, beta2, eps in _adam_state(opt):
             if names.get(p) not in self.entries or p.grad is None: continue
             at, born = self.entries[names[p]]
-            own = (t - born).double()
+            own = (t - born).float()
             settings = lr, beta1, beta2, eps
-            m_at, v_at = m.flatten()[at].double(), v.flatten()[at].double()
+            m_at, v_at = m.flatten()[at].float(), v.flatten()[at].float()
             change = adam_update(m_at, v_at, own, *settings) - adam_update(m_at, v_at, t, *settings)
             p.data.view(-1)[at] += change.to(p.dtype)
             young = beta2**own > 1e-4   # later the two are equal
@@ -549,7 +583,7 @@ class RecycleCallback(Callback):
         self.fill = check_choice('fill', fill, FILLS)
         self.adam_steps = check_choice('adam_steps', adam_steps, ADAM_STEPS)
         self.seed = check_number('seed', seed, 0, integer=True)
-        self.net, self.watch, self.active = None, None, False
+        self.net, self.watch, self.active, self.skipped = None, None, False, False
         self._clear()
 
     def _clear(self):
@@ -592,12 +626,14 @@ class RecycleCallback(Callback):
         if not self.active: return
         model = unwrap_model(self.learn.model)
         if self.net is not model: self._start(model, tuple(self.learn.xb))
+        self.skipped = False
         if not self.watch: return
         due = (self.step + 1) % self.every == 0
         if due or getattr(self._score, 'every_step', False): self.watch.attach()
 
     def after_pred(self): self._detach()
     def after_cancel_batch(self): self._detach()
+    def after_cancel_step(self): self.skipped = True   # `after_step` comes nevertheless
     def after_fit(self): self._detach()
 
     def _detach(self):
@@ -605,6 +641,9 @@ class RecycleCallback(Callback):
 
     def after_step(self):
         if not self.active or self.net is None: return
+        if self.skipped:   # as mixed precision does after an overflow: nothing has moved
+            if self.watch: self.watch.start()
+            return
         self.step += 1
         for age in self.ages.values(): age += 1
         due = self.step % self.every == 0
@@ -699,7 +738,8 @@ class RecycleCallback(Callback):
             if not counts[n]: continue
             chosen[o.units[mask.cpu().numpy()]] = True
             self.ages[n][mask] = 0
-            for t in self.memory[n].values(): t[mask] = 0
+            for t in self.memory[n].values():
+                if isinstance(t, Tensor) and t.shape[:1] == mask.shape: t[mask] = 0
         if not due: return
         masks = recycle_units(self.net, self.units, chosen, self.init, self._streams()) if chosen.any() else {}
         self._reset_optimizer(parameters, masks)
@@ -810,10 +850,11 @@ class ReDoCallback(RecycleCallback):
     def __init__(self,
                  tau: float = .1,  # A unit is dormant if its mean |activation| is at most this share of the layer's
                  every: int = 1000,  # Steps between two decisions
+                 seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
         self.tau = check_number('tau', tau, 0, finite=False)
-        super().__init__('activation', every, at_most(tau), **kwargs)
+        super().__init__('activation', every, at_most(tau), seed=seed, **kwargs)
 
 # %% ../nbs/49_recycle.ipynb #cb801fca
 class ReGraMaCallback(RecycleCallback):
@@ -822,10 +863,11 @@ class ReGraMaCallback(RecycleCallback):
     def __init__(self,
                  tau: float = .01,  # A unit is inactive if its mean |gradient| is at most this share of the layer's
                  every: int = 1000,  # Steps between two decisions
+                 seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
         self.tau = check_number('tau', tau, 0, finite=False)
-        super().__init__('gradient', every, at_most(tau), **kwargs)
+        super().__init__('gradient', every, at_most(tau), seed=seed, **kwargs)
 
 # %% ../nbs/49_recycle.ipynb #798e5ed8
 class CBPCallback(RecycleCallback):
@@ -835,10 +877,11 @@ class CBPCallback(RecycleCallback):
                  rho: float = 1e-4,  # Share of the mature units that is replaced in a step
                  maturity: int = 100,  # Steps that a unit has to be older than
                  decay: float = .99,  # Of the running mean of utility
+                 seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
         self.rho, self.maturity, self.decay = rho, maturity, decay
-        super().__init__(contribution_score(decay), 1, least_share(rho, maturity), **kwargs)
+        super().__init__(contribution_score(decay), 1, least_share(rho, maturity), seed=seed, **kwargs)
 
 # %% ../nbs/49_recycle.ipynb #862a8e5f
 class SNRCallback(RecycleCallback):
@@ -849,10 +892,11 @@ class SNRCallback(RecycleCallback):
                  window: int = 128,  # Intervals between firings that are remembered
                  enough: int = 32,  # Intervals that a unit needs to have a distribution of its own
                  first: int = 256,  # Silent steps after which a unit without one is recycled
+                 seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
         self.eta, self.window, self.enough, self.first = check_number('eta', eta, 0, 1), window, enough, first
-        super().__init__(silence_score(window, enough, first), 1, at_most(eta), **kwargs)
+        super().__init__(silence_score(window, enough, first), 1, at_most(eta), seed=seed, **kwargs)
 
 # %% ../nbs/49_recycle.ipynb #1a811376
 class SWRCallback(RecycleCallback):
@@ -863,8 +907,9 @@ class SWRCallback(RecycleCallback):
                  every: int = 100,  # Steps between two decisions
                  score: str | Callable = 'magnitude',  # `magnitude`, `saliency`, or a function
                  tau: float | None = None,  # Instead of `share`: weights whose utility is at most this times the mean
+                 seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
         self.share, self.tau = share, tau
         rule = least_share(share) if tau is None else at_most(tau)
-        super().__init__(score, every, rule, 'weights', **kwargs)
+        super().__init__(score, every, rule, 'weights', seed=seed, **kwargs)

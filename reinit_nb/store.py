@@ -196,9 +196,12 @@ def _process_start(pid):
     return '' if state in 'ZX' else numbers[18]
 
 def _is_running(lease):
+    "Does the process of a lease run on this machine? `None`: that cannot be seen"
     try: os.kill(lease['pid'], 0)
     except ProcessLookupError: return False
-    except PermissionError: pass
+    except PermissionError:   # of another user, whose processes may be hidden
+        if not _process_start(lease['pid']): return None
+    if not lease['started']: return None   # systems without /proc: it may be a later process of the same number
     return _process_start(lease['pid']) == lease['started']
 
 def _age(path):
@@ -216,7 +219,9 @@ def _read_lease(path):
 
 def _is_abandoned(path, lease):
     "Has the owner of a lease ended, or given no sign of life for long?"
-    if lease.get('machine') == _machine_id() and os.name != 'nt': return not _is_running(lease)
+    if lease.get('machine') == _machine_id() and os.name != 'nt':
+        running = _is_running(lease)
+        if running is not None: return not running
     try: return _age(path) > LEASE_SECONDS
     except FileNotFoundError: return False
 
@@ -231,17 +236,21 @@ def _create(path, text):
 def _take_over(path, lease, mine):
     "Replace an abandoned lease; of several processes that try, one succeeds"
     guard = path.with_name(f'{path.name}.takeover')
-    if not _create(guard, ''):
+    temporary = path.with_name(f'{path.name}.{mine["token"]}')
+    if not _create(guard, json.dumps(mine)):
         with suppress(FileNotFoundError):
             if _age(guard) > LEASE_SECONDS: guard.unlink()   # whoever made it was killed
         return False
     try:
-        if _read_lease(path) != lease: return False   # another process was faster
-        temporary = path.with_name(f'{path.name}.{mine["token"]}')
+        # another process was faster, or the owner has given a sign of life after all
+        if _read_lease(path) != lease or not _is_abandoned(path, lease): return False
         _create(temporary, json.dumps(mine))
+        if _read_lease(guard) != mine: return False   # we took so long that others think we were killed
         os.replace(temporary, path)
-        return True
-    finally: guard.unlink(missing_ok=True)
+        return _read_lease(path) == mine
+    finally:
+        temporary.unlink(missing_ok=True)
+        if _read_lease(guard) == mine: guard.unlink(missing_ok=True)
 
 def _take_lease(path):
     "Return a function that releases the lease `path`, or `None` if another process holds it"
@@ -259,8 +268,9 @@ def _take_lease(path):
 def _renew_leases():
     while True:
         time.sleep(_SIGN_OF_LIFE)
-        for path in list(_leases):
-            with suppress(OSError): os.utime(path)
+        for path, token in list(_leases.items()):
+            with suppress(OSError):
+                if _read_lease(path).get('token') == token: os.utime(path)   # else it was taken over
 
 def _release_lease(path, token):
     _leases.pop(path, None)

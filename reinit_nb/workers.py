@@ -231,6 +231,14 @@ def _worker_environment(gpus):
         if variables.get(k): variables[k] = str(Path(variables[k]).expanduser().absolute())
     return variables | dict(REINIT_DEVICE='cuda' if gpus else 'cpu')
 
+def _warn_if_too_small(ray, cpus, gpus):
+    "Warn if no node could run a task: Ray would wait without a word until one joins"
+    nodes = [node['Resources'] for node in ray.nodes() if node['Alive']]
+    if any(node.get('CPU', 0) >= cpus and node.get('GPU', 0) >= gpus for node in nodes): return
+    has = '; '.join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)
+    warnings.warn(f'a task wants {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has them ({has}): '
+                  'waiting until one joins; give other cpus and gpus otherwise', stacklevel=3)
+
 def on_ray(function: Callable,  # Takes an item
            items: Iterable,  # What it is called for
            address: str | None = None,  # As in `connect_ray`
@@ -239,6 +247,7 @@ def on_ray(function: Callable,  # Takes an item
           ) -> Iterator:
     "Yield what `function` returns for each item, from tasks of a Ray cluster"
     ray = connect_ray(address)
+    _warn_if_too_small(ray, cpus, gpus)
     task = ray.remote(_call).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
     settings = ray.put(function), max(1, int(cpus)), _worker_environment(gpus)
     items = iter(items)

@@ -361,10 +361,9 @@ def labels(device):
 @case
 def work_and_cuts(device):
     from reinit_nb.freezing import freeze_layers, training_multiply_adds
-    from reinit_nb.prefix_cache import batch_dependence, clean_cuts, frozen_prefix
+    from reinit_nb.prefix_cache import clean_cuts, frozen_prefix
     net, (x, _) = small_mlp(device).eval(), rows_of(8)
-    found = dict(work=training_multiply_adds(net, x), cuts=clean_cuts(net, x)[['parameters']],
-                 bits=batch_dependence(net, x, 4, [2])[['size', 'images']])
+    found = dict(work=training_multiply_adds(net, x), cuts=clean_cuts(net, x)[['parameters']])
     freeze_layers(net, ['0'])
     return found | dict(prefix=float(frozen_prefix(net, x).parameters))
 
@@ -375,6 +374,145 @@ def penultimate(device):
     net, (x, y) = small_cnn(device), images()
     features, labels_ = penultimate_features(net, [(x, y)])
     return dict(features=features, labels=labels_, channels=float(wiring(net, x[:2]).n))
+
+# ---- recycling, interventions, health ----------------------------------------------------------------------------
+def _learner(device, cbs=(), opt_func=None, net=None, n=36):
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader
+    from fastai.learner import Learner
+    from fastai.losses import CrossEntropyLossFlat
+    from fastai.optimizer import Adam
+    x, y = rows_of(n)
+    dls = DataLoaders(*(DataLoader(list(zip(x, y)), bs=6, shuffle=False, num_workers=0) for _ in range(2)),
+                      device=device)
+    return Learner(dls, net or small_relu(device), CrossEntropyLossFlat(), opt_func=opt_func or Adam, cbs=cbs)
+
+def small_relu(device):
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad(): net[3].bias[[1, 4]] = -100.
+    return net.to(device)
+
+def _fitted(device, cb, epochs=2, **kw):
+    learn = _learner(device, cb, **kw)
+    with learn.no_logging(), learn.no_bar(): learn.fit(epochs, .01)
+    assert all(p.device.type == torch.device(device).type for p in learn.model.parameters())
+    return torch.cat([p.detach().cpu().flatten() for p in learn.model.parameters()])
+
+@case
+def recycled(device):
+    "Every preset, with Adam of fastai and of torch"
+    from functools import partial
+
+    from fastai.optimizer import OptimWrapper
+
+    from reinit_nb.recycle import (
+        CBPCallback,
+        RecycleCallback,
+        ReDoCallback,
+        ReGraMaCallback,
+        SNRCallback,
+        SWRCallback,
+        least_share,
+    )
+    makers = dict(redo=partial(ReDoCallback, .1, 3), regrama=partial(ReGraMaCallback, .05, 3),
+                  cbp=partial(CBPCallback, .1, 2), snr=partial(SNRCallback, .3, enough=2, first=3),
+                  swr=partial(SWRCallback, .1, 3), swr_mean=partial(SWRCallback, .1, 3, 'saliency', fill='mean'),
+                  own=partial(RecycleCallback, lambda seen, memory: seen.incoming + seen.outgoing, 2, least_share(.2)))
+    found = {}
+    for name, make in makers.items():
+        for opt, opt_func in dict(fastai=None, torch=partial(OptimWrapper, opt=torch.optim.Adam)).items():
+            cb = make()
+            found[f'{name} {opt}'] = _fitted(device, cb, opt_func=opt_func)
+            assert cb.log.recycled.sum() > 0, name
+            found[f'{name} {opt} log'] = cb.log
+    return found
+
+@case
+def recycled_and_resumed(device):
+    from tempfile import TemporaryDirectory
+
+    from fastai.callback.core import Callback
+
+    from reinit_nb.checkpoint import CheckpointCallback
+    from reinit_nb.recycle import CBPCallback
+    class Interrupt(Callback):
+        order = 2000
+        def after_batch(self):
+            if self.training and self.train_iter == 8: raise KeyboardInterrupt
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / 'fit.pth'
+        try: _fitted(device, [CBPCallback(.1, 2), CheckpointCallback(file, 2), Interrupt()])
+        except KeyboardInterrupt: pass
+        resumed = _fitted(device, [CBPCallback(.1, 2), CheckpointCallback(file, 2)])
+    assert torch.equal(resumed, _fitted(device, CBPCallback(.1, 2)))
+    return dict(resumed=resumed)
+
+@case
+def interventions_by_name(device):
+    from reinit_nb.between import INTERVENTIONS, intervene
+    return {name: intervene(small_cnn(device), name, 2, data=[images(12)]) for name in INTERVENTIONS}
+
+@case
+def interventions_in_fits(device):
+    from reinit_nb.between import (
+        DASHCallback,
+        HareTortoiseCallback,
+        HoldZerosCallback,
+        InterveneCallback,
+        L2InitCallback,
+        sparse_masks,
+    )
+    masks = sparse_masks(small_relu(device), 'double', .3)
+    cbs = dict(l2=L2InitCallback(.1), hare=HareTortoiseCallback(.8, 3), dash=DASHCallback(epochs=[2]),
+               shrink=InterveneCallback('shrink', epochs=[2]), zeros=HoldZerosCallback(masks))
+    return {name: _fitted(device, cb) for name, cb in cbs.items()}
+
+@case
+def health_of_a_network(device):
+    from reinit_nb.health import health, trainability
+    return dict(mlp=health(small_relu(device), [rows_of(20), rows_of(12)]), cnn=health(small_cnn(device), images()),
+                fitted=trainability(small_relu(device), rows_of(20)[0], steps=8, seeds=2))
+
+@case
+def watching_callbacks(device):
+    "Callbacks that measure while a network trains"
+    from reinit_nb.frozen import MutuallyFrozenCallback
+    from reinit_nb.health import HealthCallback
+    from reinit_nb.separability import SeparabilityCallback
+    from reinit_nb.spectrum import SpectrumCallback, line_probe
+    watch = HealthCallback(4, ranks='all', sharpness=True)
+    frozen, separable = MutuallyFrozenCallback(), SeparabilityCallback()
+    spectra = SpectrumCallback(line_probe(rows_of(8)[0], 2, 8), [1.])
+    weights = _fitted(device, [watch, frozen, separable, spectra])
+    return dict(weights=weights, health=watch.df, frozen=frozen.df, separable=separable.df, spectra=spectra.df)
+
+@case
+def compared(device):
+    from reinit_nb.compare import compare
+    from reinit_nb.recycle import ReDoCallback
+    def make_learner(seed): return _learner(device)
+    df = compare(make_learner, ReDoCallback, epochs=1, seeds=2, controls=False)
+    return dict(table=df[['train_loss', 'valid_loss']])
+
+@case
+def other_measurements(device):
+    from reinit_nb import flatness as f
+    from reinit_nb.frozen import frozen_filters
+    from reinit_nb.models import layer_table
+    from reinit_nb.separability import Moments, cross_validate_ridge, merge_moments
+    from reinit_nb.stability import set_pairs, track_pairs
+    net, data = small_mlp(device), [rows_of(20)]
+    set_pairs(net, '0', '2', [1, 2])
+    h, y = (o.to(device) for o in rows_of(40))
+    folds = [Moments(5).add(h[i::2], y[i::2]) for i in range(2)]
+    pairs = track_pairs('0', '2')
+    weights = _fitted(device, pairs, net=small_mlp(device))
+    hessian = f.hessian(net, data)
+    return dict(hessian=hessian @ torch.eye(hessian.shape[0], 2, device=device),
+                models=f.measure_models({'a': net}, f.margins, data), layers=layer_table(small_cnn(device), 8),
+                filters=frozen_filters(net, rows_of()[0]), merged=float(merge_moments(folds).n),
+                ridge=cross_validate_ridge(folds), weights=weights, pairs=pairs.table())
 
 # ---- running them ------------------------------------------------------------------------------------------------
 def as_numbers(found) -> dict:

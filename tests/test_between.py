@@ -142,20 +142,21 @@ def trained():
 WHAT_CHANGES = {'none': set(), 'dirac': {1, 2, 3, 4, 'head'}, 'LW': {1, 2, 3, 4, 'head'}, 'FC': {'head'},
                 'LLF': {3, 4, 'head'},
                 'shrink': {1, 2, 3, 4, 'head'}, 'rescale': {1, 2, 3, 4, 'head'}, 'fresh': {1, 2, 3, 4, 'head'},
-                'FIRE': {1, 2, 3, 4, 'head'}}
+                'FIRE': {1, 2, 3, 4, 'head'}, 'DASH': {1, 2, 3, 4, 'head'}}
+IMAGES = torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 10
 
 @pytest.mark.parametrize('name', INTERVENTIONS)
 def test_what_changes(name):
     net = trained()
     before, rng = state_of(net), torch.get_rng_state()
-    log = intervene(net, name, 3).set_index('parameter')
+    log = intervene(net, name, 3, data=IMAGES).set_index('parameter')
     touched = {k for k in changed(net, before) if k.endswith('weight') and before[k].ndim > 1}
     parts = {int(k[5]) if k.startswith('block') else 'head' for k in touched}
     assert parts == {p for p in WHAT_CHANGES[name] if p == 'head' or f'block{p}.conv.weight' in before}
     assert {n for n in log.index if log.changed[n]} == changed(net, before) & set(log.index)
     assert torch.equal(torch.get_rng_state(), rng)
     again = trained()
-    intervene(again, name, Streams(3))
+    intervene(again, name, Streams(3), data=IMAGES)
     assert not changed(again, net.state_dict())                       # a number is the seed of streams
 
 def test_interventions_by_hand():
@@ -187,9 +188,11 @@ def test_intervention_options():
                                 ('LW', dict(k=99), 'LW: k=99, and the network has blocks 1 to'),
                                 ('LW', dict(k=0), 'LW: k=0'),
                                 ('LLF', dict(layer='block99'), 'block99'),
+                                ('DASH', {}, 'DASH needs data: give some, as in data=dls.train'),
+                                ('DASH', dict(data=IMAGES, floor=2), 'floor=2'),
                                 ('shrink', dict(shrink=2), 'shrink=2')):
         with pytest.raises(ReinitError, match=says): intervene(net, name, **options)
-        if name != 'shrink' or 's' in options:
+        if name not in ('shrink', 'DASH') or 's' in options:
             with pytest.raises(ReinitError, match=says): check_intervention(net, name, **options)
     with torch.no_grad(): net.block1.conv.weight.zero_()
     before = state_of(net)

@@ -1,10 +1,11 @@
 "FIRE, DASH, L2 Init, Hare and Tortoise: against independent computations"
 import math
+import weakref
 from functools import partial
 
 import pytest
 import torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from reinit_nb.between import (
     DASHCallback,
+    DiracResetCallback,
     HareTortoiseCallback,
     InterveneCallback,
     L2InitCallback,
@@ -28,6 +30,7 @@ from reinit_nb.between import (
     nearest_orthogonal,
 )
 from reinit_nb.checkpoint import CheckpointCallback
+from reinit_nb.compare import compare
 from reinit_nb.core import ReinitError
 from reinit_nb.freezing import freeze_layers
 from reinit_nb.models import model
@@ -137,8 +140,60 @@ def test_dash_callback():
     learn.fit(1, 0.)
     dash_reset(reference, batches(), floor=.3)
     assert_same(reference, net)
-    assert learn.dash.log.task.unique().tolist() == [2] if hasattr(learn, 'dash') else True
+    assert learn.dash.log.task.unique().tolist() == [2]
     with pytest.raises(ReinitError, match='floor=2'): DASHCallback(2)
+
+def test_dash_does_not_depend_on_the_size_of_the_gradient():
+    "As after convergence, where gradients are tiny"
+    w, direction = torch.randn(5, 7), torch.randn(5, 7)
+    torch.testing.assert_close(dash_shrink(w, direction * 1e-12, .05), dash_shrink(w, direction, .05))
+
+def test_dash_reads_a_loader_batch_by_batch_and_leaves_its_order_alone():
+    class Batches:
+        held = 0
+        def __iter__(self):
+            for x, y in batches(6):
+                x = x.clone()
+                refs.append(weakref.ref(x))
+                Batches.held = max(Batches.held, sum(r() is not None for r in refs))
+                yield x, y
+    refs = []
+    dash_reset(mlp(), Batches())
+    assert Batches.held <= 3
+    def order(cb):
+        seen = []
+        class Note(Callback):
+            def before_batch(self):
+                if self.training: seen.append(self.xb[0].clone())
+        items = [(x, y) for xb, yb in batches() for x, y in zip(xb, yb)]
+        dls = DataLoaders(*(DataLoader(items, bs=16, shuffle=True, num_workers=0) for _ in range(2)), device='cpu')
+        dls.train.rng.seed(3)
+        learn = Learner(dls, mlp(), CrossEntropyLossFlat(), opt_func=SGD, cbs=[Note(), cb]).remove_cb(ProgressCallback)
+        learn.logger = noop
+        learn.fit(2, .01)
+        return torch.cat(seen)
+    assert torch.equal(order(Callback()), order(DASHCallback(tasks=[1])))
+
+@pytest.mark.parametrize('make', [
+    partial(InterveneCallback, name, epochs=[2]) for name in ('dirac', 'shrink', 'fresh', 'FIRE', 'DASH')]
+    + [partial(DASHCallback, epochs=[2]), partial(DiracResetCallback, .2, epochs=[2])])
+def test_every_intervention_can_be_compared(make):
+    "Before an epoch of a fit, paired with a baseline that sees the same batches"
+    def shuffled(seed):
+        learn = learner(mlp(seed))
+        learn.dls.train.shuffle = True
+        return learn
+    df = compare(shuffled, make, epochs=3, seeds=2, controls=False)
+    by = df.pivot(index='seed', columns='method', values='train_loss')
+    assert df.steps.nunique() == 1 and (by.nunique(axis=1) == 2).all()
+
+def test_before_epochs():
+    learn = learner(mlp(), cbs=InterveneCallback('fresh', epochs=[2, 3]))
+    learn.fit(3, .1)
+    log = learn.intervene.log
+    assert log[['task', 'epoch']].drop_duplicates().values.tolist() == [[1, 2], [1, 3]]
+    with pytest.raises(ReinitError, match='tasks and epochs exclude'): InterveneCallback('FIRE', [1], epochs=[1])
+    with pytest.raises(ReinitError, match='epochs=0'): InterveneCallback('FIRE', epochs=[0])
 
 # ---------------------------------------------------------------- L2 Init
 
@@ -191,9 +246,20 @@ def test_a_tortoise_that_keeps_nothing_is_the_hare():
     learner(b).fit(1, .1, cbs=HareTortoiseCallback(0., 1))
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
 
+def test_a_step_that_was_skipped_does_not_count():
+    class Skip(Callback):
+        order = 10
+        def before_step(self):
+            if self.train_iter % 2: raise CancelStepException()
+    cb = HareTortoiseCallback(.5, 3)
+    learner(mlp(), cbs=[cb, Skip()]).fit(1, .1)
+    assert cb.step == 6 and cb.log.step.tolist() == [3, 6]
+
 # ---------------------------------------------------------------- resuming
 
-@pytest.mark.parametrize('make', [partial(L2InitCallback, .1), partial(HareTortoiseCallback, .8, 5)])
+@pytest.mark.parametrize('make', [partial(L2InitCallback, .1), partial(HareTortoiseCallback, .8, 5),
+                                  partial(InterveneCallback, 'shrink', epochs=[1, 2]),
+                                  partial(DASHCallback, epochs=[1, 2])])
 def test_resumed_is_never_stopped(make, tmp_path):
     class Die(Callback):
         order = 2000

@@ -40,7 +40,7 @@ class Job(Recipe):
 
 def same(a, b):
     "Equal to the last bit, but for the date"
-    a, b = (o.drop(columns='date').sort_values(['recipe', 'round']).reset_index(drop=True) for o in (a, b))
+    a, b = (o.drop(columns=['date', 'seconds']).sort_values(['recipe', 'round']).reset_index(drop=True) for o in (a, b))
     pd.testing.assert_frame_equal(a, b, check_exact=True)
 
 
@@ -147,6 +147,8 @@ def test_ray_workers(cluster, tmp_path, monkeypatch):
     with pytest.raises(ReinitError, match='was killed 4 times with the same item.*Item: 7'):
         list(workers.on_ray(die, [7]))
     with pytest.raises(ReinitError, match='a worker of Ray failed .*KeyError'): list(workers.on_ray(fail, [7]))
+    with pytest.warns(UserWarning, match='a task wants 1 CPUs and 5 GPUs, and no node of the cluster has them'):
+        assert list(workers.on_ray(settings, [], gpus=5)) == []
 
     def run_one(job):
         if job.n == 3: raise RuntimeError('out of luck')
@@ -160,7 +162,7 @@ def test_ray_workers(cluster, tmp_path, monkeypatch):
 # ---------------------------------------------------------------- Ray that starts by itself
 
 ALONE = '''
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from reinit_nb.core import Recipe
 from reinit_nb.store import Store
@@ -175,6 +177,7 @@ def run_one(job):
     for _ in range(6000 * (job.n > 1)): time.sleep(.1)   # Ray interrupts between two of them
     return [dict(x=job.n)]
 if __name__ == '__main__':
+    signal.signal(signal.SIGINT, signal.default_int_handler)   # shells ignore it in what they start in the background
     run_sweep([Job(n) for n in range(1, 40)], Store(root / 'runs'), engine_from(run_one, processes=True), show=False,
               cluster='ray')
 '''

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 import torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -19,10 +19,11 @@ from torch.nn import functional as F
 from reinit_nb.checkpoint import CheckpointCallback
 from reinit_nb.cli import reinit_health
 from reinit_nb.core import ReinitError
-from reinit_nb.frozen import frozen_totals, mutually_frozen
+from reinit_nb.frozen import effective_rank, frozen_totals, mutually_frozen
 from reinit_nb.health import (
     HEALTH_MEASURES,
     HealthCallback,
+    feature_gram,
     health,
     plot_health,
     plot_trainability,
@@ -115,8 +116,34 @@ def test_batches_are_averaged():
     net, (x, y) = mlp(), batch()
     one = health(net, (x, y), sharpness=False)
     several = health(net, [(x[:8], y[:8]), (x[8:16], y[8:16]), (x[16:], y[16:])], sharpness=False)
-    keep = one.measure.isin(['inactive', 'frozen', 'weight_norm', 'gradient_norm'])
-    pd.testing.assert_frame_equal(one[keep], several[keep], rtol=1e-4)
+    pd.testing.assert_frame_equal(one, several, rtol=1e-4)
+
+def test_ranks_do_not_depend_on_the_last_batch():
+    net, (x, y) = mlp(), batch(n=64)
+    one = health(net, (x, y), sharpness=False)
+    several = health(net, [(x[:60], y[:60]), (x[60:], y[60:])], sharpness=False)
+    assert value(one, 'all', 'effective_rank') > 4
+    assert value(several, 'all', 'effective_rank') == pytest.approx(value(one, 'all', 'effective_rank'), rel=1e-4)
+
+def test_ranks_of_wide_features_take_the_smaller_gram_matrix():
+    z = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
+    gram = feature_gram(z, True)
+    s = torch.linalg.svdvals(z.double())
+    p = s / s.sum()
+    assert gram.shape == (20, 20) and stable_rank(gram) == pytest.approx(float(s.square().sum() / s[0]**2))
+    assert effective_rank(gram)[0] == pytest.approx(float((-p * p.log()).sum().exp()), rel=1e-5)
+    images = torch.randn(3, 4, 5, 5)
+    assert feature_gram(images, False).shape == (4, 4) and feature_gram(images, False, 3).shape == (3, 3)
+
+def test_a_step_that_was_skipped_is_not_measured():
+    class Skip(Callback):
+        order = 10
+        def before_step(self):
+            if self.train_iter < 3: raise CancelStepException()
+    cb = HealthCallback(5)
+    learner(mlp(), [cb, Skip()]).fit(1, .1)
+    assert cb.df.step.unique().tolist() == [0, 5, 10, 15] and cb.step == 17
+    assert (cb.df[cb.df.measure == 'update_norm'].value > 0).all()
 
 @pytest.mark.parametrize('make,shape', [(mlp, (6,)), (conv_net, (2, 4, 4))])
 def test_the_model_stays_as_it_was(make, shape):

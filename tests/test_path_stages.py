@@ -236,13 +236,21 @@ def test_weights_of_any_model_can_be_transferred():
 
 @pytest.mark.parametrize('name', CHANGING)
 def test_interventions_are_reproducible_and_leave_a_network_that_trains(name):
-    a, b = (Before(name).apply(stage_model(TWO), 3) for _ in range(2))
+    data = image_dls(DIGITS, bs=24, device='cpu').train
+    a, b = (Before(name).apply(stage_model(TWO), 3, data=data) for _ in range(2))
     assert torch.equal(weights(a), weights(b))
     assert torch.isfinite(weights(a)).all()
     assert not torch.equal(weights(a), weights(stage_model(TWO)))
     t = train_path(with_before(Before(name))).rows
     assert np.isfinite(t.test_loss).all()
     assert t.intervention[1] == name
+
+def test_dash_sees_the_data_of_the_stage_that_begins():
+    plain, dash = (train_path(with_before(before)) for before in (None, Before('DASH', floor=.2)))
+    assert dash.rows.test_loss[0] == plain.rows.test_loss[0] and dash.rows.test_loss[1] != plain.rows.test_loss[1]
+    assert Before('DASH') == Before('DASH', floor=.05, decay=.3)
+    with pytest.raises(ReinitError, match='floor=0.1: FIRE has no floor'): Before('FIRE', floor=.1)
+    assert not {'floor', 'decay'} & set(Before('dirac').to_dict()['fields'])   # hashes of older recipes stay
 
 def test_interventions_by_hand():
     old = dict(stage_model(TWO).named_parameters())
@@ -277,7 +285,8 @@ def test_interventions_of_torchvision_models():
         torch.manual_seed(0)
         net = resnet18(num_classes=5)
         before = weights(net).clone()
-        assert not torch.equal(weights(Before(name).apply(net)), before)
+        data = torch.randn(2, 3, 32, 32), torch.arange(2)
+        assert not torch.equal(weights(Before(name).apply(net, data=data)), before)
 
 def test_frozen_filters_are_counted_before_and_after():
     "Filters that are set to zero are counted, and a Dirac reset brings them back"

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
@@ -35,11 +35,13 @@ from reinit_nb.recycle import (
     ReGraMaCallback,
     SNRCallback,
     SWRCallback,
+    UnitActivations,
     UnitSignals,
     at_most,
     draw_module,
     find_units,
     least_share,
+    over_mean,
     recyclable,
     recycle_units,
     silence_score,
@@ -486,6 +488,28 @@ def test_steps_are_those_of_the_optimizer():
     fit(net, [cb, GradientAccumulation(2 * BATCH)])
     assert cb.step == STEPS // 2
 
+class SkipSteps(Callback):
+    "Cancel some steps, as mixed precision does after an overflow"
+    order = 10
+    def __init__(self, when): self.when = when
+    def before_step(self):
+        if self.when(self.train_iter): raise CancelStepException()
+
+@pytest.mark.parametrize('opt_func', [Adam, torch_adam])
+@pytest.mark.parametrize('make', [
+    lambda: RecycleCallback('gradient', 3, lambda s, a, m: torch.arange(len(s)) == 1),
+    lambda: CBPCallback(.1, 2), lambda: SNRCallback(.3, enough=2, first=3), lambda: SWRCallback(.1, 4)])
+def test_a_step_that_was_skipped_is_no_step(make, opt_func):
+    "Training without the batches whose step is skipped ends with the same weights"
+    data = batches(20)
+    used = [b for i, b in enumerate(data) if i % 3 != 2]
+    a, b = mlp(), mlp()
+    whole, skipping = make(), make()
+    fit(a, whole, used, opt_func)
+    fit(b, [skipping, SkipSteps(lambda i: i % 3 == 2)], data, opt_func)
+    assert whole.step == skipping.step == len(used) and whole.log.equals(skipping.log) and whole.log.recycled.sum() > 1
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+
 # ---------------------------------------------------------------- what is frozen does not move
 
 def test_frozen_parameters_do_not_move():
@@ -535,6 +559,73 @@ def test_attention_is_refused_by_name_and_its_mlp_works():
     table = recyclable(net, data[0][0]).set_index('layer')
     assert table.recyclable['fc1'] == 16 and table.recyclable[['qkv', 'proj']].sum() == 0
     assert 'scaled_dot_product_attention' in table.why['qkv']
+
+class LanguageModel(nn.Module):
+    "An embedding with a residual stream, or with a head that shares its weight"
+    def __init__(self, residual=True):
+        super().__init__()
+        self.residual = residual
+        self.embed, self.fc1, self.fc2 = nn.Embedding(10, 8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.head = nn.Linear(8, 10, bias=False)
+        if not residual: self.head.weight = self.embed.weight
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        y = self.fc2(F.relu(self.fc1(x)))
+        return self.head(input=x + y if self.residual else F.relu(y)).mean(1)
+
+def test_what_an_embedding_writes_is_left_alone():
+    tokens = torch.arange(10).view(2, 5)
+    reasons = {True: 'a tensor that no layer writes is added', False: 'embed.weight is also head.weight'}
+    for residual, why in reasons.items():
+        for shared in (False, True):
+            table = recyclable(LanguageModel(residual), tokens, shared=shared).set_index('layer')
+            assert table.recyclable['fc1'] == 16 and table.recyclable['fc2'] == 0
+            assert why in table.why['fc2']
+
+class NamedArguments(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(8, 3)
+    def forward(self, x): return self.fc2(input=F.relu(self.fc1(input=x)))
+
+def test_layers_that_are_called_with_named_arguments():
+    torch.manual_seed(0)
+    cb = ReDoCallback(math.inf, STEPS)
+    net = NamedArguments()
+    fit(net, cb)
+    assert cb.log.recycled.tolist() == [8] and (net.fc2.weight == 0).all()
+
+def test_batches_count_by_their_size():
+    net, x = mlp(), torch.randn(20, 6)
+    watch = UnitActivations(net, find_units(net, x).layer_units())
+    watch.attach()
+    net(x[:4])
+    net(x[4:])
+    watch.detach()
+    torch.testing.assert_close(watch.means()['0'], net[:2](x).abs().mean(0))
+
+def test_a_score_that_is_not_a_number_recycles_nothing():
+    assert not at_most(.1)(over_mean(torch.tensor([0., 1., math.nan])), None, {}).any()
+    assert over_mean(torch.zeros(3)).tolist() == [0., 0., 0.]
+
+def test_memory_may_hold_anything():
+    def score(seen, memory):
+        memory['calls'] = memory.get('calls', 0) + 1
+        memory['one'] = torch.ones(())
+        return seen.incoming
+    cb = RecycleCallback(score, 3, least_share(.3))
+    fit(mlp(), cb)
+    assert cb.log.recycled.sum() > 0 and cb.memory['0']['calls'] == STEPS // 3
+
+def test_seeds_of_a_comparison_draw_other_weights():
+    from reinit_nb.compare import compare
+    class Noted(ReDoCallback):
+        seeds = []
+        def before_fit(self):
+            super().before_fit()
+            Noted.seeds.append(self.seed)
+    compare(lambda seed: learner(mlp(seed), batches(2)), Noted, epochs=1, seeds=2, controls=False)
+    assert sorted(Noted.seeds) == [0, 1]
 
 class Own(nn.Module):
     def __init__(self):
@@ -711,6 +802,15 @@ def work(rank, port, out):
         learn.model = nn.parallel.DistributedDataParallel(learn.model)
         learn.fit(1, LR, cbs=cb)
         found.append((learn.model.module.state_dict(), cb.log.to_dict('list'), cb.ages, cb.memory))
+    net, x = mlp(), batches(1)[0][0]
+    watch = UnitActivations(net, find_units(net, x).layer_units())
+    watch.attach()
+    if rank == 0: net(x[:4])
+    else: net[:3](x[4:])   # the head, which reads the second layer, is not run here; batches differ in size
+    watch.detach()
+    means = watch.means(True)
+    torch.testing.assert_close(means['0'], net[:2](x).abs().mean(0))
+    torch.testing.assert_close(means['2'], net[:4](x[:4]).abs().mean(0))
     torch.save(found, f'{out}/rank{rank}.pt')
     dist.destroy_process_group()
 

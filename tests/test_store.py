@@ -224,6 +224,67 @@ def test_a_takeover_that_was_killed(tmp_path, monkeypatch):
     with try_lock(path) as mine: assert mine
 
 
+def test_an_owner_that_gives_a_sign_of_life_after_all(tmp_path, monkeypatch):
+    "As a process that was stopped for minutes and continues while its lease is taken over"
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    path = tmp_path / 'lock'
+    lease(path, age=1000)
+    create = store_module._create
+    def continued(file, text):
+        if file.name.endswith('.takeover'): os.utime(path)
+        return create(file, text)
+    monkeypatch.setattr(store_module, '_create', continued)
+    with try_lock(path) as mine: assert not mine
+    assert json.loads(path.read_text())['token'] == 'theirs' and [p.name for p in tmp_path.iterdir()] == ['lock']
+
+
+def test_a_takeover_that_was_thought_to_be_killed(tmp_path, monkeypatch):
+    "It took so long that another process has removed its guard, and takes over itself"
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    path, guard = tmp_path / 'lock', tmp_path / 'lock.takeover'
+    lease(path, age=1000)
+    create = store_module._create
+    def slowly(file, text):
+        if file == guard: return create(file, text)
+        if file != path: guard.write_text('{"token": "another"}')
+        return create(file, text)
+    monkeypatch.setattr(store_module, '_create', slowly)
+    with try_lock(path) as mine: assert not mine
+    assert json.loads(path.read_text())['token'] == 'theirs'           # left to the other one
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['lock', 'lock.takeover']
+
+
+@posix
+def test_a_process_that_cannot_be_seen(tmp_path, monkeypatch):
+    "Of another user, on a system that hides the processes of others; or on a system without /proc"
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    path, here = tmp_path / 'lock', store_module._machine_id()
+    def denied(pid, number): raise PermissionError
+    for kill, started in ((denied, '123'), (lambda pid, number: None, '')):
+        monkeypatch.setattr(store_module.os, 'kill', kill)
+        monkeypatch.setattr(store_module, '_process_start', lambda pid: '')
+        lease(path, machine=here, started=started)
+        with try_lock(path) as mine: assert not mine                   # it may be running
+        lease(path, 1000, machine=here, started=started)
+        with try_lock(path) as mine: assert mine                       # but has been silent for long
+
+
+def test_a_lease_that_was_taken_over_is_not_renewed(tmp_path, monkeypatch):
+    monkeypatch.setenv('REINIT_LOCK', 'lease')
+    path, rounds = tmp_path / 'lock', []
+    def wait(seconds):
+        if len(rounds) == 2: raise KeyboardInterrupt
+        rounds.append(seconds)
+    with try_lock(path) as mine:
+        assert mine
+        lease(path, age=1000)
+        before = path.stat().st_mtime
+        monkeypatch.setattr(store_module.time, 'sleep', wait)
+        with pytest.raises(KeyboardInterrupt): store_module._renew_leases()
+        assert len(rounds) == 2 and path.stat().st_mtime == before
+    assert json.loads(path.read_text())['token'] == 'theirs'
+
+
 def test_leases_give_signs_of_life(tmp_path, monkeypatch):
     monkeypatch.setenv('REINIT_LOCK', 'lease')
     renewed = threading.Event()
