@@ -75,7 +75,7 @@ class StreamRun(Recipe):
     strength: float = 0.    # What the arm has to be told: λ of L2 and L2 Init, shrink of S&P, share of CBP, τ of ReDo
     dataset: str = 'mnist'  # Of the catalog
     size: int | None = None   # Pixels a side; `None`: as they are
-    tasks: int = 30         # Tasks, or stages
+    tasks: int = 20         # Tasks, or stages
     images: int = 4800      # Of a task; of the last stage
     steps: int = 300        # Of a task; of the last stage
     batch: int = 16         # Images in a step
@@ -512,9 +512,9 @@ _DATASETS = dict(permuted_mnist='mnist', random_mnist='mnist', random_cifar='cif
 _PAPER = dict(permuted_mnist=(500, 10000, 625), random_mnist=(50, 1200, 30000), random_cifar=(50, 1200, 30000),
               five_one_cifar=(30, 2500, 780), pairs_cifar=(500, 1200, 750), warm_start=(2, 50000, 80000),
               growing=(10, 50000, 80000))   # tasks, images, steps
-_LAPTOP = dict(permuted_mnist=(30, 4800, 300), random_mnist=(30, 480, 300), random_cifar=(30, 480, 300),
-               five_one_cifar=(30, 2400, 300), pairs_cifar=(30, 960, 300), warm_start=(2, 4000, 6000),
-               growing=(10, 2000, 2500))
+_LAPTOP = dict(permuted_mnist=(20, 4800, 300), random_mnist=(20, 480, 300), random_cifar=(20, 480, 300),
+               five_one_cifar=(20, 2400, 300), pairs_cifar=(20, 960, 300), warm_start=(2, 4000, 5000),
+               growing=(10, 2000, 1500))
 
 def stream_recipe(problem: str,  # One of `STREAM_PROBLEMS` or `STAGE_PROBLEMS`
                   arm: str = 'plain',  # Of `STREAM_ARMS` or `STAGE_ARMS`
