@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['P1', 'P2', 'P3', 'P4', 'P5', 'P6', 'P7', 'P8', 'P12', 'P9', 'P10', 'P11', 'CLAIMS', 'stream_difference',
            'stream_growth', 'plain_growth', 'cbp_growth', 'cbp_gain', 'third_best_gap', 'dormant_growth',
-           'redo_effects', 'stage_difference', 'warm_start_gap', 'shrink_gap', 'lw_warm_start', 'reset_gain',
+           'redo_effects', 'stage_difference', 'warm_cold_gap', 'shrink_gap', 'lw_warm_start', 'fresh_gain',
            'arm_correlations', 'dormant_correlation', 'inactive_correlation']
 
 # %% ../../nbs/75_claims.plasticity.ipynb #98082ac2
@@ -72,7 +72,8 @@ def third_best_gap(df: pd.DataFrame,  # Results of streams
         third = others.index[min(2, len(others) - 1)]
         rank = int((others > t[arm].mean()).sum()) + 1
         note = f'rank {rank} of {len(others) + 1}, third of the others is {third}'
-        effects[f'{arm} − third best of the others, {STREAM_PROBLEMS[problem]}'] = seed_effect(t[arm] - t[third], note=note)
+        name = f'{arm} − third best of the others, {STREAM_PROBLEMS[problem]}'
+        effects[name] = seed_effect(t[arm] - t[third], note=note)
     return effects
 
 P4 = Claim('P4', 'plasticity', ('streams',), third_best_gap)
@@ -88,7 +89,8 @@ def redo_effects(df: pd.DataFrame) -> dict:
     "Measure P6: dormant units and online accuracy of ReDo minus those of plain training"
     dormant = stream_difference(df, 'ReDo', 'plain', 'dormant')
     gains = stream_difference(df, 'ReDo', 'plain')
-    return _named(dormant, 'dormant units, ReDo − plain, last quarter, {}') | _named(gains, 'ReDo − plain, last quarter, {}')
+    effects = _named(dormant, 'dormant units, ReDo − plain, last quarter, {}')
+    return effects | _named(gains, 'ReDo − plain, last quarter, {}')
 
 P5 = Claim('P5', 'plasticity', ('streams',), dormant_growth)
 P6 = Claim('P6', 'plasticity', ('streams',), redo_effects)
@@ -109,14 +111,15 @@ def stage_difference(df: pd.DataFrame,  # Results of one of `STAGE_PROBLEMS`, or
     return {f'{label}, {_STAGE_NAMES[k]}': seed_effect(g.dropna())
             for k, g in (t[arm] - t[other]).groupby('problem', sort=False)}
 
-def warm_start_gap(warm: pd.DataFrame,  # Results of `warm_start`
+def warm_cold_gap(warm: pd.DataFrame,  # Results of `warm_start`
                    growing: pd.DataFrame  # Results of `growing`
                   ) -> dict:
     "Measure P7: test accuracy of warm minus that of cold starts, and whether both have fitted the training images"
     df = pd.concat([warm, growing])
     end = _last_stage(df[df.arm.isin(['plain', 'reset'])])
     fitted = 100 * end.groupby(['problem', 'arm']).train_acc.mean().min()
-    return stage_difference(df, 'plain', 'reset') | {'training accuracy': fact(fitted >= 99, fitted, end.seed.nunique())}
+    condition = fact(fitted >= 99, fitted, end.seed.nunique())
+    return stage_difference(df, 'plain', 'reset') | {'training accuracy': condition}
 
 def shrink_gap(warm: pd.DataFrame, growing: pd.DataFrame) -> dict:
     "Measure P8: test accuracy of shrink & perturb minus that of warm and cold starts"
@@ -130,16 +133,16 @@ def lw_warm_start(warm: pd.DataFrame, growing: pd.DataFrame) -> dict:
     for other in ('head', 'DASH', 'FIRE'): effects |= stage_difference(warm, other, 'plain')
     return effects
 
-P7 = Claim('P7', 'plasticity', ('warm_start', 'growing'), warm_start_gap)
+P7 = Claim('P7', 'plasticity', ('warm_start', 'growing'), warm_cold_gap)
 P8 = Claim('P8', 'plasticity', ('warm_start', 'growing'), shrink_gap)
 P12 = Claim('P12', 'plasticity', ('warm_start', 'growing'), lw_warm_start)
 
-# %% ../../nbs/75_claims.plasticity.ipynb #2df06425
-def reset_gain(df: pd.DataFrame) -> dict:
+# %% ../../nbs/75_claims.plasticity.ipynb #49af0e4f
+def fresh_gain(df: pd.DataFrame) -> dict:
     "Measure P9: online accuracy of networks that are reset before each task minus that of plain training"
     return _named(stream_difference(df, 'reset', 'plain'), 'reset − plain, last quarter, {}')
 
-P9 = Claim('P9', 'plasticity', ('streams',), reset_gain)
+P9 = Claim('P9', 'plasticity', ('streams',), fresh_gain)
 
 # %% ../../nbs/75_claims.plasticity.ipynb #39b9014f
 def arm_correlations(df: pd.DataFrame,  # Results of streams

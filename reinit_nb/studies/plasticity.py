@@ -50,7 +50,7 @@ from reinit_nb.ensemble import (
 )
 from ..init import draw_weights
 from ..reinit import layerwise_weights, norm_of, reinit
-from ..stats import format_interval, mean_interval, paired_interval, summary
+from ..stats import format_interval, paired_interval, summary
 from ..store import paper_table
 from .common import Figure, ResultsFile, Study, Table, color_of, line_ends, seed_range
 from ..sweep import Engine
@@ -89,10 +89,11 @@ class StreamRun(Recipe):
     def check(self):
         check_choice('problem', self.problem, [*STREAM_PROBLEMS, *STAGE_PROBLEMS])
         check_choice('arm', self.arm, dict.fromkeys((*STREAM_ARMS, *STAGE_ARMS)))
-        for k in ('tasks', 'images', 'steps', 'batch', 'every', 'probe'): check_number(k, getattr(self, k), 1, integer=True)
+        for k in ('tasks', 'images', 'steps', 'batch', 'every', 'probe'):
+            check_number(k, getattr(self, k), 1, integer=True)
         for k in ('seed', 'maturity'): check_number(k, getattr(self, k), 0, integer=True)
         for k in ('lr', 'strength', 'perturb'): check_number(k, getattr(self, k), 0)
-        if not self.hidden: raise ReinitError('hidden=() should have at least one width: a network without units has none to measure')
+        if not self.hidden: raise ReinitError('hidden=() should have one width or more: hidden units are measured')
         for width in self.hidden: check_number('hidden', width, 1, integer=True)
         if self.arm in ('S&P', 'CBP'): check_number('strength', self.strength, 0, 1)
 
@@ -202,7 +203,7 @@ class StreamAdam(StackAdam):
     def __init__(self,
                  stack: NetworkStack,
                  lr: Sequence[float],  # One for each member
-                 penalties: dict[int, tuple] = None,  # Member → λ, and the weights from which its distance is taken or `None`
+                 penalties: dict[int, tuple] = None,  # Member → λ, and its initial weights (`None`: distance from 0)
                  watch: Iterable[int] = ()  # Members whose activations are noted
                 ):
         rates = per_member('lr', lr, stack)
@@ -218,8 +219,9 @@ class StreamAdam(StackAdam):
     def _step(self):
         for m, (lam, origin) in self.penalties.items():
             for k, (grad, p) in enumerate(zip(self.grads, self.params)):
-                grad[m].add_(p[m], alpha=2 * lam)
-                if origin is not None: grad[m].sub_(origin[k], alpha=2 * lam)
+                # the difference first: what has not moved has exactly no gradient, which Adam would enlarge
+                distance = p[m] if origin is None else p[m] - origin[k]
+                grad[m].add_(distance, alpha=2 * lam)
         super()._step()
 
     def forget(self, m, tensor, entries=...):
@@ -410,8 +412,8 @@ class _TaskData:
         self.tasks = [stream_task(first.replace(seed=s), t, images) for s in seeds]
         self.steps, self.scored = self.tasks[0].steps, self.tasks[0].scored
         self.images, self.device = images, device
-        self.orders = [batch_order(len(o.index), first.batch, self.steps, Streams(s).fork(first.problem).fork(f'order {t}').data)
-                       for s, o in zip(seeds, self.tasks)]
+        generators = [Streams(s).fork(first.problem).fork(f'order {t}').data for s in seeds]
+        self.orders = [batch_order(len(o.index), first.batch, self.steps, g) for o, g in zip(self.tasks, generators)]
 
     def rows(self, chosen):
         "Return images and labels; `chosen`: for each seed, which of its images"
@@ -496,8 +498,8 @@ STREAM_ENGINE = Engine(plan_streams, run_streams, missing=missing_stream_images)
 # %% ../../nbs/69_studies.plasticity.ipynb #cf779ed6
 _RATES = (1e-3, 3e-3)
 _MORE_RATES = (3e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3)   # for arms without a strength: as many settings
-ARM_STRENGTHS = {'L2': (1e-5, 1e-4, 1e-3), 'L2 Init': (1e-4, 1e-3, 1e-2), 'S&P': (.4, .6, .8), 'CBP': (1e-4, 3e-4, 1e-3),
-                 'ReDo': (.01, .03, .1)}
+ARM_STRENGTHS = {'L2': (1e-5, 1e-4, 1e-3), 'L2 Init': (1e-4, 1e-3, 1e-2), 'S&P': (.4, .6, .8),
+                 'CBP': (1e-4, 3e-4, 1e-3), 'ReDo': (.01, .03, .1)}
 TUNING_SEEDS = (100, 101, 102)   # never judged
 
 def arm_settings(arm: str  # One of `STREAM_ARMS`
@@ -604,7 +606,8 @@ def stream_part(df: pd.DataFrame,  # Results of streams
     check_choice('when', when, ('first', 'last', 'all'))
     d = df[df.scored.astype(bool)]
     place = d.groupby('recipe').task.rank(pct=True)
-    if when == 'first': d = d[place <= max(.25, place.min())]
+    earliest = place.groupby(d.recipe).transform('min').clip(lower=.25)   # of few tasks, the first one
+    if when == 'first': d = d[place <= earliest]
     if when == 'last': d = d[place > .75]
     means = 100 * d.groupby(['problem', 'arm', 'seed'], sort=False)[list(values)].mean()
     return means.reset_index()
@@ -674,7 +677,8 @@ def plot_stages(df: pd.DataFrame,  # Results of `growing`
 # %% ../../nbs/69_studies.plasticity.ipynb #63b502b4
 def _streams_alt(df):
     d = df[df.scored.astype(bool)].assign(acc=100 * df.online_acc)
-    said = [f'{STREAM_PROBLEMS[k]}: {line_ends(g, "arm", "task", "acc", 0)}' for k, g in d.groupby('problem', sort=False)]
+    said = [f'{STREAM_PROBLEMS[k]}: {line_ends(g, "arm", "task", "acc", 0)}'
+            for k, g in d.groupby('problem', sort=False)]
     return f'Online accuracy by task, a panel for each problem. In percent: {". ".join(said)}.'
 
 def _dormant_alt(df):
@@ -705,10 +709,12 @@ STUDY = Study(
     claims=tuple(f'P{i}' for i in range(1, 13)),
     exhibits=dict(
         online=Figure(plot_streams, _streams_alt, ('streams',), _STREAMS),
-        online_table=Table(stream_table, ('streams',), 'Mean online accuracy over all tasks in percent [95% interval]', _STREAMS),
-        dormant=Figure(lambda df: plot_streams(df, 'dormant', 'dormant units [%]'), _dormant_alt, ('streams',), _STREAMS),
-        settings=Table(_tuning_table, ('tuning',), 'The best of six settings for each arm, on three other seeds', _STREAMS,
-                       digits=5, folded=True),
+        online_table=Table(stream_table, ('streams',), 'Mean online accuracy over all tasks in percent [95% interval]',
+                           _STREAMS),
+        dormant=Figure(lambda df: plot_streams(df, 'dormant', 'dormant units [%]'), _dormant_alt, ('streams',),
+                       _STREAMS),
+        settings=Table(_tuning_table, ('tuning',), 'The best of six settings for each arm, on three other seeds',
+                       _STREAMS, digits=5, folded=True),
         warm=Table(stage_table, ('warm_start',), 'After training on half of the data and then on all of it', _STAGES),
         growing=Figure(plot_stages, _stages_alt, ('growing',), _STAGES),
         growing_table=Table(stage_table, ('growing',), 'After the last of ten stages', _STAGES)))
