@@ -45,7 +45,7 @@ FILES = [k for s in all_studies().values() for k in s.files]
 LAWS = next(k for k in get_study('spectra').files if k.endswith('_laws'))
 PAGE = 'nbs/76_claims.scorecard.ipynb'
 AGAIN = 'python -c "from reinit_nb.claims.scorecard import write_scorecard; write_scorecard()"'
-IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7)) for i in range(1, n + 1)]
+IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7), ('P', 12)) for i in range(1, n + 1)]
 
 @pytest.fixture(scope='module')
 def df(): return judge_claims(RESULTS)
@@ -67,7 +67,8 @@ def test_every_claim_has_a_row_a_record_and_a_study():
     assert sorted(i for s in all_studies().values() for i in s.claims) == sorted(IDS)
 
 def test_no_record_of_a_claim_is_forgotten():
-    modules = [import_module(f'reinit_nb.claims.{k}') for k in ('reinit', 'frozen', 'freezing', 'spectra')]
+    names = 'reinit', 'frozen', 'freezing', 'spectra', 'plasticity'
+    modules = [import_module(f'reinit_nb.claims.{k}') for k in names]
     assert sorted(c.id for m in modules for c in m.CLAIMS) == sorted(IDS)
 
 def outputs(f):
@@ -349,17 +350,17 @@ def test_headline_counts(df):
     text = scorecard_headline(df)
     n = df.verdict.value_counts()
     words = dict(zip(VERDICTS, ('hold', 'fail', 'equivalent', 'undecided')))
-    assert text.startswith('42 claims: ' + ', '.join(f'{n.get(k, 0)} {words[k]}' for k in VERDICTS))
-    assert verdict_counts(df).to_numpy().sum() == 42
+    assert text.startswith('54 claims: ' + ', '.join(f'{n.get(k, 0)} {words[k]}' for k in VERDICTS))
+    assert verdict_counts(df).to_numpy().sum() == 54
 
 def test_markdown_names_every_claim(df):
     text = scorecard_markdown(df, '../')
     for r in df.itertuples():
         claim = r.claim.replace('|', r'\|')
         assert f'[{r.id}](../{r.notebook}) | {claim} | {r.verdict} {VERDICT_WORDS[r.verdict]}' in text
-    assert 'nan' not in text and len(re.findall(r'\| (?:laptop|paper): [^|]+ \|', text)) == 42
+    assert 'nan' not in text and len(re.findall(r'\| (?:laptop|paper): [^|]+ \|', text)) == 54
     parts = parts_markdown(judge_parts(RESULTS))
-    assert 'nan' not in parts and parts.count('<details>') == 42
+    assert 'nan' not in parts and parts.count('<details>') == 54
 
 def test_effects_as_text():
     def text(**kw):
