@@ -376,6 +376,7 @@ def plan_streams(recipes: Sequence[StreamRun],  # Any
     for r in recipes: groups.setdefault((_stream_key(r), r.seed), []).append(r)
     pieces = {}
     for (key, _), same in groups.items():
+        same.sort(key=lambda r: r.lr)   # Adam steps neighbors with the same rate together
         for i in range(0, len(same), members):
             part = same[i:i + members]
             pieces.setdefault((key, len(part)), []).append(part)
@@ -514,9 +515,9 @@ _DATASETS = dict(permuted_mnist='mnist', random_mnist='mnist', random_cifar='cif
 _PAPER = dict(permuted_mnist=(500, 10000, 625), random_mnist=(50, 1200, 30000), random_cifar=(50, 1200, 30000),
               five_one_cifar=(30, 2500, 780), pairs_cifar=(500, 1200, 750), warm_start=(2, 50000, 80000),
               growing=(10, 50000, 80000))   # tasks, images, steps
-_LAPTOP = dict(permuted_mnist=(20, 4800, 300), random_mnist=(20, 480, 300), random_cifar=(20, 480, 300),
-               five_one_cifar=(20, 2400, 300), pairs_cifar=(20, 960, 300), warm_start=(2, 4000, 5000),
-               growing=(10, 2000, 1500))
+_LAPTOP = dict(permuted_mnist=(20, 4800, 300), random_mnist=(12, 480, 300), random_cifar=(12, 480, 300),
+               five_one_cifar=(12, 2400, 300), pairs_cifar=(20, 960, 300), warm_start=(2, 2000, 2500),
+               growing=(10, 1000, 1000))
 
 def stream_recipe(problem: str,  # One of `STREAM_PROBLEMS` or `STAGE_PROBLEMS`
                   arm: str = 'plain',  # Of `STREAM_ARMS` or `STAGE_ARMS`
@@ -545,7 +546,9 @@ def tuning_recipes(scale: str | None = None,  # As in `core.scale`
     "Return the settings that are tried for every arm, on the first tasks of every problem"
     n = len(seed_range(seeds, (1, 3, 3), scale))
     def settings(arm): return arm_settings(arm)[:by_scale(1, 6, 6, scale)]
-    def first_tasks(r): return r.replace(tasks=min(r.tasks, by_scale(2, 12, 50, scale)))
+    def first_tasks(r):
+        few = r.problem in ('five_one_cifar', 'pairs_cifar')
+        return r.replace(tasks=min(r.tasks, by_scale(2, 6 if few else 12, 50, scale)))
     runs = {}
     for problem in STREAM_PROBLEMS:
         runs[problem] = [first_tasks(stream_recipe(problem, arm, scale, seed=TUNING_SEEDS[0] + s, **o))
