@@ -613,7 +613,7 @@ PAPER_HELP = dict(   # known to the help, which waits for no import
     frozen='Zilly et al. 2021, On Plasticity, Invariance, and Mutually Frozen Weights in Sequential Task Learning',
     freezing='Coil & Cheney 2025, What Makes Freezing Layers in Deep Neural Networks Effective?',
     fourier='Ramasinghe et al. 2023, How Much Does Initialization Affect Generalization?',
-    plasticity='Ash & Adams 2020, Dohare et al. 2024, Kumar et al. 2023 and Sokar et al. 2023, on plasticity')
+    plasticity='Four papers on plasticity: Ash & Adams 2020, Dohare et al. 2024, Kumar et al. 2023, Sokar et al. 2023')
 
 def claims_parser() -> Parser:
     "Return the arguments of `reinit_claims`, with help"

@@ -47,7 +47,7 @@ PAPER_NAMES = dict(
     frozen='Zilly et al. 2021, On Plasticity, Invariance, and Mutually Frozen Weights in Sequential Task Learning',
     freezing='Coil & Cheney 2025, What Makes Freezing Layers in Deep Neural Networks Effective?',
     fourier='Ramasinghe et al. 2023, How Much Does Initialization Affect Generalization?',
-    plasticity='Ash & Adams 2020, Dohare et al. 2024, Kumar et al. 2023 and Sokar et al. 2023, on plasticity')
+    plasticity='Four papers on plasticity: Ash & Adams 2020, Dohare et al. 2024, Kumar et al. 2023, Sokar et al. 2023')
 PAPER_TITLES = dict(reinit='Reinitialization', frozen='Mutually frozen weights', freezing='Freezing and separability',
                     fourier='Initialization and spectra', plasticity='Plasticity')
 
