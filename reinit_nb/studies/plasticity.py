@@ -515,8 +515,8 @@ _DATASETS = dict(permuted_mnist='mnist', random_mnist='mnist', random_cifar='cif
 _PAPER = dict(permuted_mnist=(500, 10000, 625), random_mnist=(50, 1200, 30000), random_cifar=(50, 1200, 30000),
               five_one_cifar=(30, 2500, 780), pairs_cifar=(500, 1200, 750), warm_start=(2, 50000, 80000),
               growing=(10, 50000, 80000))   # tasks, images, steps
-_LAPTOP = dict(permuted_mnist=(20, 4800, 300), random_mnist=(12, 480, 300), random_cifar=(12, 480, 300),
-               five_one_cifar=(12, 2400, 300), pairs_cifar=(20, 960, 300), warm_start=(2, 2000, 2500),
+_LAPTOP = dict(permuted_mnist=(16, 4800, 300), random_mnist=(12, 480, 300), random_cifar=(12, 480, 300),
+               five_one_cifar=(12, 2400, 300), pairs_cifar=(12, 960, 300), warm_start=(2, 2000, 2500),
                growing=(10, 1000, 1000))
 
 def stream_recipe(problem: str,  # One of `STREAM_PROBLEMS` or `STAGE_PROBLEMS`
