@@ -6,8 +6,8 @@
 __all__ = ['STREAM_PROBLEMS', 'STAGE_PROBLEMS', 'STREAM_ARMS', 'STAGE_ARMS', 'STREAM_INIT', 'DORMANT_TAU', 'INACTIVE_TAU',
            'FROZEN_BELOW', 'STREAM_ENGINE', 'ARM_STRENGTHS', 'TUNING_SEEDS', 'STUDY', 'StreamRun', 'StreamImages',
            'stream_images', 'StreamTask', 'stream_outputs', 'stream_task', 'batch_order', 'StreamAdam', 'MemberSignals',
-           'MemberRecycler', 'intervene_member', 'unit_shares', 'plan_streams', 'train_task', 'run_streams',
-           'missing_stream_images', 'arm_settings', 'stream_recipe', 'tuning_recipes', 'best_settings',
+           'MemberRecycler', 'intervene_member', 'unit_shares', 'plan_streams', 'StreamBatches', 'train_task',
+           'run_streams', 'missing_stream_images', 'arm_settings', 'stream_recipe', 'tuning_recipes', 'best_settings',
            'tuned_settings', 'judged_streams', 'judged_stages', 'plasticity_lists', 'stream_part', 'stream_table',
            'stage_table', 'plot_streams', 'plot_stages']
 
@@ -407,16 +407,22 @@ def _penalties(stack, recipes):
         found[m] = r.strength, origin
     return found
 
-class _TaskData:
+class StreamBatches:
     "The images of one task for all seeds of a stack, and their batches"
-    def __init__(self, first, t, seeds, images, device):
-        self.tasks = [stream_task(first.replace(seed=s), t, images) for s in seeds]
+    def __init__(self,
+                 run: StreamRun,  # Any of the stack
+                 t: int,  # Task, from 0
+                 seeds: Sequence[int],  # Of the stack
+                 images: StreamImages,  # From `stream_images`
+                 device='cpu'  # Where batches go
+                ):
+        self.tasks = [stream_task(run.replace(seed=s), t, images) for s in seeds]
         self.steps, self.scored = self.tasks[0].steps, self.tasks[0].scored
         self.images, self.device = images, device
-        generators = [Streams(s).fork(first.problem).fork(f'order {t}').data for s in seeds]
-        self.orders = [batch_order(len(o.index), first.batch, self.steps, g) for o, g in zip(self.tasks, generators)]
+        generators = [Streams(s).fork(run.problem).fork(f'order {t}').data for s in seeds]
+        self.orders = [batch_order(len(o.index), run.batch, self.steps, g) for o, g in zip(self.tasks, generators)]
 
-    def rows(self, chosen):
+    def _rows(self, chosen):
         "Return images and labels; `chosen`: for each seed, which of its images"
         x = []
         for o, at in zip(self.tasks, chosen):
@@ -425,11 +431,14 @@ class _TaskData:
         y = torch.stack([o.y[at] for o, at in zip(self.tasks, chosen)])
         return torch.stack(x).to(self.device), y.to(self.device)
 
-    def batch(self, k): return self.rows([order[k] for order in self.orders])
-    def first(self, n):
+    def batch(self, k: int) -> tuple[Tensor, Tensor]:  # seeds × batch × pixels, and labels
+        "Return what step `k` learns from"
+        return self._rows([order[k] for order in self.orders])
+
+    def spread(self, n: int) -> tuple[Tensor, Tensor]:  # As from `batch`
+        "Return `n` images of each task, evenly spread: tasks of several classes list one class after the other"
         least = min(len(o.index) for o in self.tasks)
-        # spread evenly: tasks of several classes list one class after the other
-        return self.rows([torch.linspace(0, len(o.index) - 1, min(n, least)).round().long() for o in self.tasks])
+        return self._rows([torch.linspace(0, len(o.index) - 1, min(n, least)).round().long() for o in self.tasks])
 
 def _test_accuracy(stack, images, device):
     "Return the accuracy of every member on all test images"
@@ -439,7 +448,7 @@ def _test_accuracy(stack, images, device):
 
 # %% ../../nbs/69_studies.plasticity.ipynb #72cbf52b
 def train_task(stack: NetworkStack,  # Changed in place
-               data: _TaskData,
+               data: StreamBatches,  # Of that task
                opt: StreamAdam,
                recyclers: Sequence[MemberRecycler],
                outputs: int  # Classes
@@ -473,7 +482,7 @@ def run_streams(recipes: Sequence[StreamRun],  # Recipes that fit into one stack
     recyclers = [MemberRecycler(recipes[m], m, stack, opt, streams[m]) for m in recycled]
     rows = [[] for _ in recipes]
     for t in range(first.tasks):
-        data = _TaskData(first, t, seeds, images, device)
+        data = StreamBatches(first, t, seeds, images, device)
         if t:
             for m, r in enumerate(recipes):
                 own = data.tasks[m // share]
@@ -481,7 +490,7 @@ def run_streams(recipes: Sequence[StreamRun],  # Recipes that fit into one stack
                 intervene_member(stack, r, m, opt, streams[m], x, own.y.to(device))
         before = [r.recycled for r in recyclers]
         columns = dict(online_acc=train_task(stack, data, opt, recyclers, outputs))
-        columns |= unit_shares(stack, *data.first(first.probe), outputs)
+        columns |= unit_shares(stack, *data.spread(first.probe), outputs)
         columns['norm'] = sum(norm_of(w, 1)**2 for w in stack.W).sqrt()
         if first.staged: columns['test_acc'] = _test_accuracy(stack, images, device)
         counts = dict(zip(recycled, (r.recycled - n for r, n in zip(recyclers, before))))
