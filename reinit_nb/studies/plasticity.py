@@ -76,7 +76,7 @@ class StreamRun(Recipe):
     dataset: str = 'mnist'  # Of the catalog
     size: int | None = None   # Pixels a side; `None`: as they are
     tasks: int = 20         # Tasks, or stages
-    images: int = 4800      # Of a task; of the last stage
+    images: int = 4800      # Of a task, or of the last stage, where there are so many
     steps: int = 300        # Of a task; of the last stage
     batch: int = 16         # Images in a step
     hidden: tuple[int, ...] = (100, 100)
