@@ -121,7 +121,8 @@ STUDY_HELP = dict(
     frozen_weights='mutually frozen weights: when they appear and what they cost: claims Z1 to Z5 and Z10',
     transfer='one task after another, with and without resets: claims Z6 to Z9 and Z11',
     spectra='initialization, spectra and flat minima: claims F1 to F7',
-    interventions='what LW, a Dirac reset and freezing do to spectrum and flatness')
+    interventions='what LW, a Dirac reset and freezing do to spectrum and flatness',
+    plasticity='streams of tasks, remedies against the loss of plasticity, and warm starts: claims P1 to P12')
 
 _REPRO_ABOUT = '''Re-run studies of the papers and put the papers' numbers next to ours.
 
@@ -593,7 +594,7 @@ def reinit_frozen(argv: list | None = None  # Arguments; default: those of the c
     return run_command(frozen_parser(), _frozen_run, argv)
 
 # %% ../nbs/90_cli.ipynb #f0d04d1e
-_CLAIMS_ABOUT = '''What became of the claims of the four papers, judged by recorded results: for each the effect that
+_CLAIMS_ABOUT = '''What became of the claims of the papers, judged by recorded results: for each the effect that
 decides it with its 95% interval, the paper's number for the same, and whether the claim holds, fails, is
 equivalent to no effect, or is undecided.'''
 
@@ -612,7 +613,8 @@ PAPER_HELP = dict(   # known to the help, which waits for no import
     reinit='The Impact of Reinitialization on Generalization in Convolutional Neural Networks',
     frozen='Zilly et al. 2021, On Plasticity, Invariance, and Mutually Frozen Weights in Sequential Task Learning',
     freezing='Coil & Cheney 2025, What Makes Freezing Layers in Deep Neural Networks Effective?',
-    fourier='Ramasinghe et al. 2023, How Much Does Initialization Affect Generalization?')
+    fourier='Ramasinghe et al. 2023, How Much Does Initialization Affect Generalization?',
+    plasticity='Four papers on plasticity: Ash & Adams 2020, Dohare et al. 2024, Kumar et al. 2023, Sokar et al. 2023')
 
 def claims_parser() -> Parser:
     "Return the arguments of `reinit_claims`, with help"

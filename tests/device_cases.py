@@ -207,6 +207,18 @@ def interventions(device):
     return dict(rows=pd.DataFrame([rows[0] for rows in run_interventions(portion)]))
 
 @case
+def task_streams(device):
+    from reinit_nb.studies.plasticity import STAGE_ARMS, STREAM_ARMS, StreamRun, run_streams
+    strengths = {'L2': .01, 'L2 Init': .01, 'S&P': .6, 'CBP': .02, 'ReDo': .3}
+    found = {}
+    for problem, arms in dict(permuted_mnist=STREAM_ARMS, warm_start=STAGE_ARMS).items():
+        base = StreamRun(problem, dataset='digits', tasks=2, images=60, steps=10, batch=8, hidden=(12, 8), every=5,
+                         maturity=3, probe=40)
+        runs = [base.replace(arm=arm, strength=strengths.get(arm, 0.), seed=s) for s in range(2) for arm in arms]
+        found[problem] = pd.DataFrame([row for rows in run_streams(runs, device) for row in rows])
+    return found
+
+@case
 def coordinate_stacks(device):
     from reinit_nb.coordinate_nets import SIGNALS, CoordinateNet, CoordinateStack, fit_signals
     from reinit_nb.spectrum import grid_probe

@@ -261,7 +261,7 @@ def test_help_knows_studies_and_papers():
     assert PAPER_HELP == PAPER_NAMES
     for name, study in all_studies().items():
         expected = list(study.claims)
-        for first, last in re.findall(r'([RZCF]\d+) to ([RZCF]\d+)', STUDY_HELP[name]):
+        for first, last in re.findall(r'([RZCFP]\d+) to ([RZCFP]\d+)', STUDY_HELP[name]):
             assert {first, last} <= set(expected), name
         assert not expected or expected[0] in STUDY_HELP[name] and expected[-1] in STUDY_HELP[name], name
 
@@ -838,7 +838,7 @@ def test_all_lines_fit():
         return len(line) + len(re.findall('[✅❌≈?]', line))  # a sign takes two columns
 
     assert max(map(width, lines)) <= 120
-    assert sum(bool(re.match('  [✅❌≈?]', line)) for line in lines) == 42
+    assert sum(bool(re.match('  [✅❌≈?]', line)) for line in lines) == 54
     claim = dict(paper='freezing', short='x' * 44, verdict='❌', value=-218.4, lo=-1e3, hi=1e3, unit='powers of 10')
     claim |= dict(null=0.0, theirs_value=-100.0, measure='y' * 50, n=3, counts='seeds', scale='laptop')
     claim |= dict(old_runs=True, planned=12, needed=1234, cost=99.9)

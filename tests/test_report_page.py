@@ -40,7 +40,7 @@ from reinit_nb.studies.transfer import transfer_lists, warm_start_runs
 from reinit_nb.sweep import run_sweep
 
 DATA = RESULTS.parent / 'reinit_nb/data'
-N_CLAIMS = 42
+N_CLAIMS = 54
 
 
 @pytest.fixture(scope='module')

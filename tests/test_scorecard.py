@@ -43,9 +43,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / 'results', ROOT / 'nbs'
 FILES = [k for s in all_studies().values() for k in s.files]
 LAWS = next(k for k in get_study('spectra').files if k.endswith('_laws'))
-PAGE = 'nbs/75_claims.scorecard.ipynb'
+PAGE = 'nbs/76_claims.scorecard.ipynb'
 AGAIN = 'python -c "from reinit_nb.claims.scorecard import write_scorecard; write_scorecard()"'
-IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7)) for i in range(1, n + 1)]
+IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7), ('P', 12)) for i in range(1, n + 1)]
 
 @pytest.fixture(scope='module')
 def df(scorecard): return scorecard
@@ -70,7 +70,8 @@ def test_every_claim_has_a_row_a_record_and_a_study():
     assert sorted(i for s in all_studies().values() for i in s.claims) == sorted(IDS)
 
 def test_no_record_of_a_claim_is_forgotten():
-    modules = [import_module(f'reinit_nb.claims.{k}') for k in ('reinit', 'frozen', 'freezing', 'spectra')]
+    names = 'reinit', 'frozen', 'freezing', 'spectra', 'plasticity'
+    modules = [import_module(f'reinit_nb.claims.{k}') for k in names]
     assert sorted(c.id for m in modules for c in m.CLAIMS) == sorted(IDS)
 
 def outputs(f):
@@ -281,14 +282,14 @@ def test_a_page_that_says_something_else_is_found(df, tmp_path):
     change('experiments/synthetic.ipynb', lambda s: s.replace(f'{r1} R1 ', f'{other(r1)} R1 ', 1))
     change('experiments/freezing.ipynb', lambda s: re.sub(r'C2\b', 'C99', s))
     f4 = d.verdict['F4']
-    change('75_claims.scorecard.ipynb',
+    change('76_claims.scorecard.ipynb',
            lambda s: re.sub(rf'(\| \[F4\][^\n]*\| ){f4}', rf'\g<1>{other(f4)}', s, count=1))
     change('explanations/reinit.ipynb',   # the sign is right, the number is not
            lambda s: re.sub(r'(\| \[R3\][^\n]*: )\+\d+\.\d', r'\g<1>+99.9', s, count=1))
     got = pages_that_differ(df, verdicts_on_pages(tmp_path / 'nbs'))
     new = {(o.id, o.notebook) for o in got.itertuples()} - before
     assert new == {('R1', 'experiments/synthetic.ipynb'), ('C2', 'experiments/freezing.ipynb'),
-                   ('F4', '75_claims.scorecard.ipynb'), ('R3', 'explanations/reinit.ipynb')}
+                   ('F4', '76_claims.scorecard.ipynb'), ('R3', 'explanations/reinit.ipynb')}
     assert got[got.id == 'C2'].page.tolist()[:1] == ['nothing']
     r3 = got[(got.id == 'R3') & (got.notebook == 'explanations/reinit.ipynb')]
     assert r3.page.item() == f'not {effect_text(d.loc["R3"])}'
@@ -355,17 +356,17 @@ def test_headline_counts(df):
     text = scorecard_headline(df)
     n = df.verdict.value_counts()
     words = dict(zip(VERDICTS, ('hold', 'fail', 'equivalent', 'undecided')))
-    assert text.startswith('42 claims: ' + ', '.join(f'{n.get(k, 0)} {words[k]}' for k in VERDICTS))
-    assert verdict_counts(df).to_numpy().sum() == 42
+    assert text.startswith('54 claims: ' + ', '.join(f'{n.get(k, 0)} {words[k]}' for k in VERDICTS))
+    assert verdict_counts(df).to_numpy().sum() == 54
 
 def test_markdown_names_every_claim(df):
     text = scorecard_markdown(df, '../')
     for r in df.itertuples():
         claim = r.claim.replace('|', r'\|')
         assert f'[{r.id}](../{r.notebook}) | {claim} | {r.verdict} {VERDICT_WORDS[r.verdict]}' in text
-    assert 'nan' not in text and len(re.findall(r'\| (?:laptop|paper): [^|]+ \|', text)) == 42
+    assert 'nan' not in text and len(re.findall(r'\| (?:laptop|paper): [^|]+ \|', text)) == 54
     parts = parts_markdown(judge_parts(RESULTS))
-    assert 'nan' not in parts and parts.count('<details>') == 42
+    assert 'nan' not in parts and parts.count('<details>') == 54
 
 def test_effects_as_text():
     def text(**kw):

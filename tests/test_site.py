@@ -273,7 +273,7 @@ def test_printed_text_fits_its_column(visits):
     for o in (
         'experiments/synthetic.ipynb',
         'experiments/reinit_cnn.ipynb',
-        '75_claims.scorecard.ipynb',
+        '76_claims.scorecard.ipynb',
         '90_cli.ipynb',
     ):
         assert visits[o]['printed'], f'{o} prints nothing any more'

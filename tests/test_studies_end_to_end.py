@@ -15,6 +15,7 @@ WHOLE = dict(
     freezing=(['cover'], ['C11']),
     frozen_weights=(['frozen_weights_eigenvalues', 'frozen_weights_flow'], ['Z1', 'Z2']),
     spectra=(['spectra_laws'], ['F4']),
+    plasticity=(['plasticity', 'plasticity_tuning'], [f'P{i}' for i in range(1, 13)]),
 )
 # Of the others a few runs are trained: the first of each list
 FEW = dict(

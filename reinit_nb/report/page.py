@@ -295,7 +295,7 @@ def results_page(results: dict[str, StudyResults],  # By name of the study
     scorecard = []
     if len(judged): scorecard = [('Scorecard', claims_table(judged, homes), overview_figure(judged))]
     return render_page(
-        'What holds of four papers on reinitialization, freezing and initialization',
+        'What holds of papers on reinitialization, freezing, initialization and plasticity',
         _verdict_tiles(judged), papers_table(judged, papers) if len(judged) else '', notes,
         *scorecard, *sections, *_recipe_sections(results),
         subtitle=_verdict_summary(judged, scale),

@@ -79,7 +79,7 @@ class Study:
     "All that belongs to a study"
     name: str  # As its module and its page
     title: str  # Heading
-    paper: str  # `reinit`, `frozen`, `freezing` or `fourier`
+    paper: str  # `reinit`, `frozen`, `freezing`, `fourier` or `plasticity`
     about: str  # In a sentence or two
     page: str  # Notebook with the experiment
     files: dict[str, ResultsFile]  # Name of a CSV file without scale → its lists
@@ -267,7 +267,10 @@ def color_of(name: str) -> str:
     "Return the color of a method or of an arm of a study"
     from reinit_nb.baselines import METHOD_COLORS  # imports fastai
     arms = dict(Baseline=METHOD_COLORS['BL'], Rescaling=METHOD_COLORS['rescale'], frozen='#1f77b4', trained='#ff7f0e')
-    colors = METHOD_COLORS | arms
+    remedies = {'plain': METHOD_COLORS['BL'], 'S&P': METHOD_COLORS['shrink'], 'head': METHOD_COLORS['FC'],
+                'reset': '#111111', 'L2': '#17becf', 'L2 Init': '#1f77b4', 'CBP': '#9467bd', 'ReDo': '#e3a000',
+                'DASH': '#bcbd22', 'FIRE': '#8c564b'}
+    colors = METHOD_COLORS | arms | remedies
     return colors[check_choice('color', name, colors)]
 
 # %% ../../nbs/60_studies.common.ipynb #d7b15651
@@ -294,7 +297,7 @@ def line_ends(df: pd.DataFrame,  # One row per point
 
 # %% ../../nbs/60_studies.common.ipynb #0f9e720e
 STUDY_NAMES = ('synthetic', 'reinit_tables', 'reinit_cnn', 'freezing', 'frozen_weights', 'transfer', 'spectra',
-               'interventions')
+               'interventions', 'plasticity')
 
 def get_study(name: str  # One of `STUDY_NAMES`
              ) -> Study:
