@@ -237,6 +237,16 @@ def is_noise(out):
     return not is_image(out) and any(_noise.match(text(data.get(k, ''))) for k in ('text/plain', 'text/html'))
 
 
+def is_printed_table(out):
+    "Whether an output is text with columns, which must not be broken"
+    data = out.get('data', {})
+    if len(set(data) - {'text/plain'}):
+        return False
+    lines = [line for line in text(out.get('text') or data.get('text/plain', '')).splitlines() if line]
+    columns = sum(bool(re.search(r'\S  +\S', line)) for line in lines)
+    return columns >= 3 and columns >= len(lines) / 2
+
+
 def code_cell(cell, links):
     "What Sphinx shall show of a code cell: a list of cells"
     try:
@@ -270,6 +280,8 @@ def code_cell(cell, links):
         if cap := (caps[i] if i < len(caps) else None):
             mystnb['figure'] = dict(caption=cap)
         tags = [] if shown and not i else ['remove-input']
+        if any(map(is_printed_table, part)):
+            tags.append('printed-table')
         if opts.get('code-fold') is True:
             tags.append('hide-input')
         res.append(

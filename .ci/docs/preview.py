@@ -36,8 +36,9 @@ main.content { max-width: 900px; margin: 0 auto; padding: 0 1rem; }
 div.sourceCode, pre.sourceCode { overflow-x: auto; margin: .5rem 0; }
 .table { width: 100%; }
 .cell-output-display { overflow-x: auto; }
-code:not(.sourceCode) { background-color: #f8f9fa; color: #7d12ba; padding: .125rem .25rem; }
-.quarto-dark code:not(.sourceCode) { background-color: rgba(27,27,27,.65); color: #e685b5; }
+:not(pre) > code:not(.sourceCode) { background-color: #f8f9fa; color: #7d12ba; padding: .125rem .25rem; }
+.quarto-dark :not(pre) > code:not(.sourceCode) { background-color: rgba(27,27,27,.65); color: #e685b5; }
+pre > code { color: inherit; background: none; }
 """
 
 
