@@ -253,7 +253,8 @@ def claim_files(id: str  # Of a claim
     claim = get_claim(id)
     study = get_study(claim.study)
     lists = {file: set(source.lists('smoke', None)) for file, source in study.files.items()}
-    if set(claim.needs) & set(study.parts): return study.name, list(study.files)
+    lists = {file: names | set(study.files[file].parts) for file, names in lists.items()}
+    if set(claim.needs) - set().union(*lists.values()): return study.name, list(study.files)
     return study.name, [file for file in lists if lists[file] & set(claim.needs)]
 
 def _write_exhibits(results, out):

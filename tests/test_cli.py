@@ -217,7 +217,7 @@ def test_run_without_training(capsys):
 
 
 def test_claim_runs_only_its_files(monkeypatch, capsys):
-    assert claim_files('R6') == ('reinit_cnn', ['reinit_cnn'])
+    assert claim_files('R6') == ('reinit_cnn', ['reinit_cnn_converged'])
     assert claim_files('F4') == ('spectra', ['spectra_laws'])
     assert repro_jobs([], ['f4']) == dict(spectra=['spectra_laws'])
     assert repro_jobs(['synthetic'], ['R1'])['synthetic'] == list(get_study('synthetic').files)

@@ -332,8 +332,8 @@ def test_recipes_survive_json_and_old_hashes_hold():
 def test_published_results_keep_their_recipes():
     from reinit_nb.store import load_results
     from reinit_nb.studies.common import flatten_recipes, get_study
-    recorded = load_results(ROOT / 'results/reinit_cnn_laptop.csv')
-    lists = get_study('reinit_cnn').files['reinit_cnn'].lists('laptop')
+    recorded = load_results(ROOT / 'results/reinit_cnn_precision_laptop.csv')
+    lists = get_study('reinit_cnn').files['reinit_cnn_precision'].lists('laptop')
     assert {r.hash for recipes in lists.values() for r in flatten_recipes(recipes)} <= set(recorded.recipe)
 
 def test_plan_puts_shared_first_stages_together():

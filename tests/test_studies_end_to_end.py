@@ -18,7 +18,7 @@ WHOLE = dict(
 )
 # Of the others a few runs are trained: the first of each list
 FEW = dict(
-    reinit_cnn='reinit_cnn',
+    reinit_cnn='reinit_cnn_precision',
     freezing='freezing',
     frozen_weights='frozen_weights_pairs',
     transfer='transfer',

@@ -13,73 +13,33 @@ from hypothesis import given
 from hypothesis import settings as hyp
 from hypothesis import strategies as st
 
-from reinit_nb.claims.scorecard import judge
+from reinit_nb.claims.scorecard import get_claim, judge
 from reinit_nb.core import ReinitError
-from reinit_nb.path import Method, batches_per_epoch, n_rounds, run_recipe, train_run
-from reinit_nb.reinit import PAPER_METHODS
+from reinit_nb.path import Learn, Method, batches_per_epoch, n_rounds, run_recipe, train_run
 from reinit_nb.rounds import find_blocks
 from reinit_nb.store import Store, load_results, save_results
 from reinit_nb.studies import reinit_cnn as cnn
-from reinit_nb.studies.common import flatten_recipes
 from reinit_nb.sweep import PATH, ask, run_sweep
+from reinit_nb.vision import Task
 
-RESULTS = Path(__file__).parent.parent / 'results/reinit_cnn_laptop.csv'
+RESULTS = Path(__file__).parent.parent / 'results'
 TINY = dict(ranks=(1, 2, 4), sigmas=(.05,), repeats=1)
 
 def tiny(method='LW', seed=0, **kw):
     "The smallest recipe of the study"
-    base = cnn.thin_cnn('scnn', 'digits', scale='smoke')
-    return cnn.with_method(base, 'scnn', method, seed, 'smoke').replace(width=.1, **TINY, **kw)
+    task = Task('digits', n_train=80, size=16)
+    return cnn.CNNRun('scnn', task, Learn('adam', lr=.0015, batch=16, epochs=4), Method(method), seed, .1, **TINY, **kw)
 
 @pytest.fixture(scope='module')
 def trained(): return tiny(), train_run(tiny())
 
 # ---------------------------------------------------------------- lists
 
-@pytest.mark.parametrize('make, n', [(cnn.grid_runs, 4 * 4 * 2 * 6 * 3), (cnn.budget_runs, 4 * (3 * 6 + 2) * 3),
-                                     (cnn.hyperparameter_runs, 2 * 8 * 2 * 3)])
-def test_lists_are_complete_and_without_repeats(make, n):
-    runs = make('laptop')
-    assert len(runs) == len(set(runs)) == n and {r.seed for r in runs} == {0, 1, 2}
-
-def test_within_a_setting_only_the_method_differs():
-    groups = {}
-    for r in cnn.grid_runs('laptop'): groups.setdefault(r.replace(method=Method()), []).append(r.method.name)
-    assert all(sorted(v) == sorted(PAPER_METHODS) for v in groups.values())
-
-@pytest.mark.parametrize('arch', cnn.CNN_ARCHS)
-def test_all_methods_have_the_same_rounds(arch):
-    runs = [cnn.with_method(cnn.thin_cnn(arch, 'digits', scale='laptop'), arch, m, 0, 'laptop') for m in PAPER_METHODS]
-    assert [n_rounds(r) for r in runs] == [1] + [4] * 5
-
-def test_paper_scale_is_the_papers():
-    runs = cnn.grid_runs('paper')
-    assert len(runs) == 6 * 4 * 3 * 6 * 3
-    assert {r.task.size for r in runs} == {224}
-    assert {r.learn.batch for r in runs} == {256}
-    assert {r.width for r in runs} == {1.}
-    assert {(r.learn.opt, r.learn.lr, r.learn.momentum, r.learn.wd) for r in runs} == {('sgd', .003, .9, 1e-5)}
-    assert {r.dropout for r in runs} == {0., .25} and {r.norm for r in runs} == {'layer'}
-
-def test_ablations_differ_in_what_their_names_say():
-    a = cnn.ablation_runs('laptop')
-    assert not a['no rescaling'][0].method.rescale and a['no rescaling'][0].method.normalize
-    assert not a['no reinitialization'][0].method.reinit and a['kept blocks frozen'][0].method.freeze
-    assert a['BL, one round'][0].learn.epochs * 4 == a['BL'][0].learn.epochs
-    assert len({len(v) for v in a.values()}) == 1
-
-def test_the_settings_are_balanced():
-    runs = [r for r in cnn.hyperparameter_runs('laptop', 1) if r.method.name == 'LW' and r.task.dataset == 'cifar10']
-    what = [(r.learn.lr, r.learn.wd, r.dropout, r.task.crop, r.init) for r in runs]
-    for i in range(5):
-        for j in range(i):
-            assert set(pd.Series([(w[i], w[j]) for w in what]).value_counts()) == {2}
-
 @pytest.mark.parametrize('call, says', [
-    (lambda: cnn.thin_cnn('lenet'), 'arch'),
+    (lambda: cnn.paper_cnn('lenet'), 'arch'),
     (lambda: cnn.paper_cnn('scnn', 'birds'), 'dataset'),
-    (lambda: cnn.grid_runs('laptop', 0), 'seeds'),
-    (lambda: cnn.reinit_cnn_cost(cnn.grid_runs('laptop', 1)[:1], tflops=0), 'tflops'),
+    (lambda: cnn.converged_runs('laptop', 0), 'seeds'),
+    (lambda: cnn.reinit_cnn_cost([cnn.paper_cnn()], tflops=0), 'tflops'),
     (lambda: cnn.CNNRun(sigmas=(-1.,)), 'sigmas'),
     (lambda: cnn.CNNRun(repeats=0), 'repeats')])
 def test_wrong_input_is_named(call, says):
@@ -116,7 +76,7 @@ def test_measuring_leaves_the_learner_alone(trained):
     assert all(torch.equal(v, before[k]) for k, v in learn.model.state_dict().items())
 
 def test_training_images_come_without_augmentation():
-    learn = train_run(tiny('BL').replace(task=cnn.thin_cnn('scnn', 'digits', True, scale='smoke').task))
+    learn = train_run(tiny('BL').replace(task=tiny().task.replace(crop=True)))
     a, b = cnn.TrainingBatches(learn), cnn.TrainingBatches(learn)
     assert all(torch.equal(x, y) for p, q in zip(a, b) for x, y in zip(p, q))
     assert sum(len(y) for _, y in a) == len(learn.dls.train.dataset)
@@ -284,12 +244,14 @@ def test_smoke_runs_end_to_end(smoke, tmp_path):
     whole = df[~df.arm.str.contains('¼|½')]
     assert (whole.groupby('seed').steps.nunique() == 1).all()
     assert {'train_acc_1', 'train_acc_4', 'steps_4', 'relative_noise_0.25', 'noise_0.1', 'margin'} <= set(df)
-    written = cnn.export_converged(store, tmp_path / 'portions/reinit_cnn_converged_smoke.csv', 'smoke')
-    assert set(zip(written.lead, written.arm)) == set(zip(df.lead, df.arm))
-    save_results(df, tmp_path / 'x_smoke.csv')   # a folder of results has files of the scale
+    save_results(df, tmp_path / 'reinit_cnn_converged_smoke.csv')
     read = cnn.load_converged(tmp_path, 'smoke')
-    assert list(read.recipe) == list(written.recipe)
-    assert read.test_acc.tolist() == pytest.approx(written.test_acc.tolist(), abs=1e-5)
+    assert list(read.recipe) == list(df.recipe)
+    assert read.test_acc.tolist() == pytest.approx(df.test_acc.tolist(), abs=1e-5)
+    results = cnn.STUDY.load(tmp_path, 'smoke')
+    assert set(results.part('converged_early').arm) == {'LW', 'BL', 'LW, ¼', 'BL, ¼', 'LW, ½', 'BL, ½'}
+    assert not results.part('converged_table').fits.any()
+    with pytest.raises(ReinitError, match="has 4 of 16 runs of the list 'settings'"): results.part('converged_settings')
 
 def fitted(df): return df.assign(**{c: 1. for c in df if c.startswith('train_acc')})
 
@@ -382,17 +344,8 @@ def test_gains_in_two_precisions():
 
 # ---------------------------------------------------------------- what is published
 
-@pytest.fixture(scope='module')
-def published(): return load_results(RESULTS)
-
-@pytest.fixture(scope='module')
-def lists(): return cnn.STUDY.files['reinit_cnn'].lists('laptop')
-
-def test_results_are_those_of_todays_recipes(published, lists):
-    assert set(published.recipe) == {r.hash for r in flatten_recipes(lists)} and not published.recipe.duplicated().any()
-
 def test_published_converged_runs_are_planned_and_have_equal_steps():
-    df = cnn.load_converged(RESULTS.parent)   # which refuses unequal steps
+    df = cnn.load_converged(RESULTS)   # which refuses unequal steps
     planned = {(c.run.hash, a) for cs in cnn.converged_lists('laptop').values() for c in cs
                for a in ('LW', *(arm.name for arm in c.arms))}
     assert set(zip(df.lead, df.arm)) <= planned and not df.duplicated(['lead', 'arm']).any()
@@ -400,21 +353,15 @@ def test_published_converged_runs_are_planned_and_have_equal_steps():
     assert df.seed.between(100, 111).all() and df['learn.keep'].eq('best').all()
 
 def test_the_recorded_pilot_has_other_seeds_and_no_test_accuracy():
-    df = load_results(RESULTS.parent / 'reinit_cnn_pilot_laptop.csv')
+    df = load_results(RESULTS / 'reinit_cnn_pilot_laptop.csv')
     assert set(df.seed) <= {50, 51} and not [c for c in df if c.startswith(('test_', 'valid_'))]
     assert df[[c for c in df if c.startswith('train_acc_')]].min().min() > .99
     assert set(df.recipe) == {r.hash for r in cnn.pilot_runs('laptop')}
     assert set(df.model) == set(cnn.CONVERGED_NETWORKS)
 
-def test_published_comparisons_are_compute_matched(published, lists):
-    grid, settings = (cnn.label_cnn(published, lists[k]) for k in ('grid', 'settings'))
-    assert (grid.groupby(list(cnn.SETTING_COLUMNS)).steps.nunique() == 1).all()
-    assert (settings.groupby(['dataset', 'augment']).steps.nunique() == 1).all()
-
-def test_verdicts_of_the_page_follow_from_the_results(published, lists):
-    labelled = {k: cnn.label_cnn(published, v) for k, v in lists.items()}
-    page = (RESULTS.parent.parent / 'nbs/experiments/reinit_cnn.ipynb').read_text(encoding='utf-8')
-    parts = dict(R6='grid', R7='budgets', R8='grid', R9='grid', R10='grid', R11='ablations', R12='settings', R13='grid')
-    for i, k in parts.items():
-        v = judge(i, labelled[k], scale='laptop')
-        assert re.search(rf'\*\*{i} {v.verdict}\*\*', page), f'{i} is {v.verdict} by results/; run the experiment again'
+def test_verdicts_of_the_page_follow_from_the_results():
+    results = cnn.STUDY.load(RESULTS)
+    page = (RESULTS.parent / 'nbs/experiments/reinit_cnn.ipynb').read_text(encoding='utf-8')
+    for i in cnn.STUDY.claims:
+        v = judge(i, *map(results.part, get_claim(i).needs), scale='laptop')
+        assert re.search(rf'\*\*{i} {re.escape(v.verdict)}\*\*', page), f'{i} is {v.verdict}: run the experiment again'

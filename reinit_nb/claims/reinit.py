@@ -19,6 +19,7 @@ from ..stats import decision_tree, paired_differences
 from ..store import paper_table
 from reinit_nb.studies.reinit_cnn import (
     HYPERPARAMETER_COLUMNS,
+    ROUND_SHARES,
     SETTING_COLUMNS,
     numbered_columns,
     weight_size_ratios,
@@ -110,16 +111,18 @@ def tree_predictions(df: pd.DataFrame | None = None  # Table 2; default: as prin
 R5 = Claim('R5', 'reinit_tables', ('table2',), tree_predictions, scale='paper')
 
 # %% ../../nbs/71_claims.reinit.ipynb #ff7332e4
-def fitted_settings(df: pd.DataFrame,  # From `label_cnn`
+def fitted_settings(df: pd.DataFrame,  # Complete cells
                     on=SETTING_COLUMNS,  # Columns that define a setting
-                    at: float = .99  # Training accuracy
+                    at: float = .99,  # Training accuracy
+                    methods=('BL', 'LW')  # That have to fit
                    ) -> pd.DataFrame:
-    "Return the runs of settings in which BL and LW fit their training images"
-    accuracy = df[df.method.isin(('BL', 'LW'))].groupby([*on, 'method']).train_acc.mean().unstack()
-    fits = accuracy.min(axis=1) >= at
+    "Return the runs of settings in which some methods fit their training images"
+    if not len(df): return df
+    accuracy = df[df.method.isin(methods)].groupby([*on, 'method']).train_acc.mean().unstack()
+    fits = accuracy.reindex(columns=list(methods)).min(axis=1, skipna=False) >= at
     return df[[bool(fits[k]) for k in df[list(on)].itertuples(index=False, name=None)]]
 
-def setting_differences(df: pd.DataFrame,  # From `label_cnn`
+def setting_differences(df: pd.DataFrame,  # Complete cells
                         value: str = 'test_acc',  # What is compared
                         a: str = 'LW',  # Method: this …
                         b: str = 'BL',  # … minus this
@@ -129,39 +132,42 @@ def setting_differences(df: pd.DataFrame,  # From `label_cnn`
     if not {a, b} <= set(df.method): return pd.DataFrame(columns=[*on, 'seed', 'difference'])
     return paired_differences(df, value, a, b, by=[*on, 'seed'])
 
-def accuracy_gain(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
+def accuracy_gain(df: pd.DataFrame  # Complete cells of `converged_runs`
                  ) -> dict:
     "Measure R6: gain of LW over BL in test accuracy"
-    plain = setting_differences(fitted_settings(df[~df.augment]))
-    augmented = setting_differences(df[df.augment])
-    effects = {'LW − BL': seed_effect(plain, 100), 'LW − BL, with augmentation': seed_effect(augmented, 100)}
-    return effects | {f'LW − BL, {m}': seed_effect(g, 100) for m, g in plain.groupby('model', sort=False)}
+    d = fitted_settings(df[~df.augment])
+    gain = setting_differences(d)
+    effects = {'LW − BL': seed_effect(gain, 100, note=f'{gain.groupby(list(SETTING_COLUMNS)).ngroups} cells')}
+    effects |= {'LW − BL with restarts': seed_effect(setting_differences(d, b='restart'), 100),
+                'BL with restarts − BL': seed_effect(setting_differences(d, a='restart'), 100)}
+    effects |= {f'LW − BL, {m}': seed_effect(g, 100) for m, g in gain.groupby('model', sort=False)}
+    return effects | {f'LW − BL, {k}': seed_effect(g, 100) for k, g in gain.groupby('dataset', sort=False)}
 
-R6 = Claim('R6', 'reinit_cnn', ('grid',), accuracy_gain)
+R6 = Claim('R6', 'reinit_cnn', ('converged_table',), accuracy_gain)
 
 # %% ../../nbs/71_claims.reinit.ipynb #b947a34b
-def gain_by_budget(df: pd.DataFrame  # From `label_cnn` of `budget_runs`
+def gain_by_budget(df: pd.DataFrame  # Complete cells of `converged_early`
                   ) -> dict:
     "Measure R7: gain of LW for shares of the steps"
-    effects = {}
-    for epochs, d in df.groupby('total_epochs'):
-        label = f'LW − BL, {epochs / df.total_epochs.max():g} of the steps to convergence'
-        effects[label] = seed_effect(setting_differences(d), 100)
-    return effects
+    d = fitted_settings(df)
+    return {f'LW − BL, {share:g} of the steps to convergence':
+            seed_effect(setting_differences(d, a=f'LW{name}', b=f'BL{name}'), 100)
+            for share, name in ROUND_SHARES.items()}
 
-R7 = Claim('R7', 'reinit_cnn', ('budgets',), gain_by_budget)
+R7 = Claim('R7', 'reinit_cnn', ('converged_early',), gain_by_budget)
 
 # %% ../../nbs/71_claims.reinit.ipynb #359c3c73
-def margin_gain(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
+def margin_gain(df: pd.DataFrame  # Complete cells of `converged_runs`
                ) -> dict:
     "Measure R8: mean margin of the smallest tenth"
     d = fitted_settings(df[~df.augment])
-    return {'LW − BL, smallest tenth': seed_effect(setting_differences(d, 'margin'))}
+    return {'LW − BL, smallest tenth': seed_effect(setting_differences(d, 'margin')),
+            'LW − BL with restarts, smallest tenth': seed_effect(setting_differences(d, 'margin', b='restart'))}
 
-R8 = Claim('R8', 'reinit_cnn', ('grid',), margin_gain)
+R8 = Claim('R8', 'reinit_cnn', ('converged_table',), margin_gain)
 
 # %% ../../nbs/71_claims.reinit.ipynb #3da84066
-def size_ratio(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
+def size_ratio(df: pd.DataFrame  # Complete cells of `converged_runs`
               ) -> dict:
     "Measure R9: size of the weights over that of BL"
     d = fitted_settings(df[~df.augment])
@@ -171,39 +177,44 @@ def size_ratio(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
     groups = t.groupby('method', sort=False)
     return {f'log2 of the size of {m} over that of BL': seed_effect(g.drop(columns='method')) for m, g in groups}
 
-R9 = Claim('R9', 'reinit_cnn', ('grid',), size_ratio)
+R9 = Claim('R9', 'reinit_cnn', ('converged_table',), size_ratio)
 
 # %% ../../nbs/71_claims.reinit.ipynb #13ad800f
-def with_sharpness(df: pd.DataFrame,  # From `label_cnn`
+def with_sharpness(df: pd.DataFrame,  # Complete cells
                    stem: str = 'noise_'  # Or `noise_loss_`
                   ) -> pd.DataFrame:  # With column sharp
     "Add the mean over the deviations of the noise"
     return df.assign(sharp=df[numbered_columns(df, stem)].mean(axis=1))
 
-def flatness_gain(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
+def flatness_gain(df: pd.DataFrame  # Complete cells of `converged_runs`
                  ) -> dict:
     "Measure R10: what noise on the weights takes from BL, minus what it takes from LW"
     d = with_sharpness(fitted_settings(df[~df.augment]))
-    return {'what noise takes from BL − from LW': seed_effect(setting_differences(d, 'sharp', 'BL', 'LW'), 100)}
+    def less(rows, b='BL'): return seed_effect(setting_differences(rows, 'sharp', b, 'LW'), 100)
+    effects = {'what noise takes from BL − from LW': less(d), 'the same, from BL with restarts': less(d, 'restart')}
+    if not numbered_columns(d, 'relative_noise_'): return effects
+    return effects | {'the same, noise relative to the weights': less(with_sharpness(d, 'relative_noise_'))}
 
-R10 = Claim('R10', 'reinit_cnn', ('grid',), flatness_gain)
+R10 = Claim('R10', 'reinit_cnn', ('converged_table',), flatness_gain)
 
 # %% ../../nbs/71_claims.reinit.ipynb #a8308ddd
 _ABLATION_PAIRS = {'LW − without reinitialization': ('LW', 'no reinitialization'),
                    'LW − kept blocks frozen': ('LW', 'kept blocks frozen'),
-                   'LW − BL of equal steps': ('LW', 'BL'),
-                   'reinitialization only − without it': ('reinitialization only', 'no reinitialization'),
-                   'BL − BL with the steps of one round': ('BL', 'BL, one round')}
+                   'LW − BL of equal steps': ('LW', 'BL')}
 
-def ablation_gains(df: pd.DataFrame  # From `label_cnn` of `ablation_runs`
+def ablation_gains(df: pd.DataFrame  # Complete cells of `converged_parts`
                   ) -> dict:
-    "Measure R11: differences between variants of LW"
-    return {k: seed_effect(setting_differences(df, 'test_acc', a, b), 100) for k, (a, b) in _ABLATION_PAIRS.items()}
+    "Measure R11: differences between LW, LW without one of its parts, and BL"
+    effects = {}
+    for name, (a, b) in _ABLATION_PAIRS.items():
+        gain = setting_differences(fitted_settings(df, methods=(a, b)), 'test_acc', a, b)
+        effects[name] = seed_effect(gain, 100, note=f'{gain.groupby(list(SETTING_COLUMNS)).ngroups} cells')
+    return effects
 
-R11 = Claim('R11', 'reinit_cnn', ('ablations',), ablation_gains)
+R11 = Claim('R11', 'reinit_cnn', ('converged_parts',), ablation_gains)
 
 # %% ../../nbs/71_claims.reinit.ipynb #91715c9b
-def hyperparameter_gains(df: pd.DataFrame  # From `label_cnn` of `hyperparameter_runs`
+def hyperparameter_gains(df: pd.DataFrame  # Results of `converged_settings`
                         ) -> dict:
     "Measure R12: share of settings in which LW is at least as good, and rank correlation of gain and accuracy"
     on = list(HYPERPARAMETER_COLUMNS)
@@ -222,20 +233,22 @@ def hyperparameter_gains(df: pd.DataFrame  # From `label_cnn` of `hyperparameter
             'ρ of gain and accuracy': seed_effect(rho, within=(-1, 1)),
             'LW − BL in points': seed_effect(gain, 100)} | everywhere
 
-R12 = Claim('R12', 'reinit_cnn', ('settings',), hyperparameter_gains)
+R12 = Claim('R12', 'reinit_cnn', ('converged_settings',), hyperparameter_gains)
 
 # %% ../../nbs/71_claims.reinit.ipynb #64aed2d1
-def round_speedup(df: pd.DataFrame  # From `label_cnn` of `grid_runs`
+def round_speedup(df: pd.DataFrame  # Complete cells of `converged_runs`
                  ) -> dict:
     "Measure R13: steps until learned, first round minus last"
-    d = df[(df.method == 'LW') & ~df.augment]
+    d = fitted_settings(df[~df.augment], methods=('LW',))
+    d = d[d.method == 'LW']
+    if not len(d): return {}
     cols = [c for c in numbered_columns(d, 'fit_') if d[c].notna().any()]
     cols = sorted(cols, key=lambda c: int(c.removeprefix('fit_')))
     last = d[cols].ffill(axis=1).iloc[:, -1]   # networks may differ in the number of rounds
     less = d.assign(difference=d.fit_1 - last)[[*SETTING_COLUMNS, 'seed', 'difference']].dropna()
     return {'steps of the first round − of the last': seed_effect(less)}
 
-R13 = Claim('R13', 'reinit_cnn', ('grid',), round_speedup)
+R13 = Claim('R13', 'reinit_cnn', ('converged_table',), round_speedup)
 
 # %% ../../nbs/71_claims.reinit.ipynb #dd61849b
 CLAIMS = (R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R13)

@@ -50,6 +50,8 @@ class ResultsFile:
     lists: Callable  # `(scale=None, seeds=None)` → name of a list → recipes, or a dict of recipes
     engine: Engine | None = None  # How recipes are trained
     measure: Callable | None = None  # Or, without training: a `Look` → DataFrame
+    run: Callable | None = None  # Or, where recipes depend on results: `(scale, seeds, **kw)` → DataFrame
+    parts: tuple[str, ...] = ()  # Parts of the study that need this file alone
 
 @dataclass(frozen=True)
 class Figure:
@@ -221,7 +223,10 @@ def write_results(study: Study,  # What to run
     for name in study.files if files is None else files:
         source = study.files[check_choice('file', name, study.files)]
         recipes = flatten_recipes(source.lists(scale, seeds))
-        if source.measure: df = pd.concat([source.measure(r).assign(recipe=r.hash) for r in recipes], ignore_index=True)
+        if source.run: df = source.run(scale, seeds, **kw)
+        elif source.measure:
+            tables = [source.measure(r).assign(recipe=r.hash) for r in recipes]
+            df = pd.concat(tables, ignore_index=True)
         else: df = run_sweep(recipes, engine=source.engine, **kw)
         paths.append(save_results(df, Path(folder) / f'{name}_{scale}.csv'))
     return paths

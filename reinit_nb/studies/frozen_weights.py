@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['FREEZING_DECAYS', 'PAPER_PROBABILITIES', 'StuckRun', 'exposure', 'freezing_epoch', 'CountRun', 'freezing_runs',
            'layer_chains', 'treat_filters', 'pair_couplings', 'PairsCallback', 'PairRun', 'pair_runs',
-           'weight_sparsity', 'match_sparsity', 'SparseRun', 'sparse_runs', 'new_seed_range', 'annealed_sparse_runs',
-           'label_freezing', 'decay_colors', 'plot_frozen_share', 'freezing_points', 'plot_freezing_law',
-           'freezing_onset', 'pair_table', 'plot_pair_norms', 'pair_fates', 'sparsity_table', 'plot_sparsity_table',
-           'count_by_rule', 'count_imagenet', 'frozen_weights_recipes']
+           'weight_sparsity', 'match_sparsity', 'SparseRun', 'new_seed_range', 'sparse_runs', 'label_freezing',
+           'decay_colors', 'plot_frozen_share', 'freezing_points', 'plot_freezing_law', 'freezing_onset', 'pair_table',
+           'plot_pair_norms', 'pair_fates', 'sparsity_table', 'plot_sparsity_table', 'count_by_rule', 'count_imagenet',
+           'frozen_weights_recipes']
 
 # %% ../../nbs/64_studies.frozen_weights.ipynb #9617603b
 from collections.abc import Sequence
@@ -293,18 +293,6 @@ class SparseRun(StuckRun):
 
     def rows(self, stage): return [stage.measured | stage.before | self.count(stage, 'after')]
 
-def sparse_runs(scale: str | None = None,  # As in `core.scale`
-                seeds: int | None = None  # As in `freezing_runs`
-               ) -> list[SparseRun]:
-    "Return the runs of Table 1: All-CNN, dense and sparse"
-    scale = get_scale(scale)
-    levels = by_scale((.6,), tuple(PAPER_PROBABILITIES), tuple(PAPER_PROBABILITIES), scale)
-    kinds = [('none', 0., None), *product(SPARSITY_KINDS, levels, [None])]
-    if scale == 'paper': kinds += [(k, q, p) for k in ('double', 'mono') for q, p in PAPER_PROBABILITIES.items()]
-    learn = _learn(scale, 16, 1e-3)
-    return [_base(SparseRun, 'allcnn', scale, 1200, learn, s, shift=.5, flip=True).replace(kind=k, q=q, prob=p)
-            for s in seed_range(seeds, (2, 3, 3), scale) for k, q, p in kinds]
-
 # %% ../../nbs/64_studies.frozen_weights.ipynb #f2a00002
 def new_seed_range(seeds: int | None,  # How many; `None`: the default
                    defaults: tuple[int, int, int],  # At smoke, laptop and paper scale
@@ -313,18 +301,20 @@ def new_seed_range(seeds: int | None,  # How many; `None`: the default
     "Return random seeds from 100 on: those below were used in pilots and in earlier lists"
     return range(100, 100 + len(seed_range(seeds, defaults, scale)))
 
-def annealed_sparse_runs(scale: str | None = None,  # As in `core.scale`
-                         seeds: int | None = None  # How many; default: 12, or 2 at smoke scale
-                        ) -> list[SparseRun]:
-    "Return the runs of Table 1 with the paper's schedule by share of training"
+def sparse_runs(scale: str | None = None,  # As in `core.scale`
+                seeds: int | None = None  # How many; default: 12, or 2 at smoke scale
+               ) -> list[SparseRun]:
+    "Return the runs of Table 1: All-CNN, dense and sparse, with the paper's schedule by share of training"
     scale = get_scale(scale)
+    levels = by_scale((.6,), tuple(PAPER_PROBABILITIES), tuple(PAPER_PROBABILITIES), scale)
+    kinds = [('none', 0., None), *product(SPARSITY_KINDS, levels, [None])]
+    if scale == 'paper': kinds += [(k, q, p) for k in ('double', 'mono') for q, p in PAPER_PROBABILITIES.items()]
     epochs = by_scale(2, 10, 200, scale)
     learn = Learn(lr=.05, decay=scaled_decay(.97, 200, epochs), wd=1e-3, batch=by_scale(16, 32, 128, scale),
                   epochs=epochs, channels_last=scale == 'laptop')
     shift = by_scale(.125, .125, .5, scale)
     width = by_scale(1 / 16, 1 / 4, 1., scale)
     base = _base(SparseRun, 'allcnn', scale, 2000, learn, 0, shift=shift, flip=True).replace(width=width)
-    kinds = [(r.kind, r.q, r.prob) for r in sparse_runs(scale, 1)]
     return [base.replace(kind=k, q=q, prob=p, seed=s)
             for s in new_seed_range(seeds, (2, 12, 3), scale) for k, q, p in kinds]
 
