@@ -104,8 +104,9 @@ def output(out, alt, images):
         name, raw = f'index_{len(images) + 1}.{ext}', text(data[mime])
         images[name] = base64.b64decode(raw) if ext == 'png' else raw.encode()
         return f'![{alt}](nbs/images/{name})'
-    if any('<progress' in text(data.get(mime, '')) for mime in ('text/markdown', 'text/html')):
-        return ''   # a bar that has come to its end
+    shown = text(data.get('text/html', '')) + text(data.get('text/markdown', ''))
+    if '<progress' in shown or 'progress::-webkit' in shown:
+        return ''   # a bar that has come to its end, and its style sheet
     if 'text/markdown' in data:
         return relink(text(data['text/markdown']))
     return table(text(data.get('text/html', ''))) or (fence(text(data['text/plain'])) if 'text/plain' in data else '')

@@ -177,3 +177,16 @@ def test_readme_converter():
         )
         + '\n'
     )
+
+
+def test_noise_and_printed_tables():
+    "The repr of a plot and finished progress bars are left out; a printed table is recognized, and prose is not"
+    for plain in ("<Axes: xlabel='round'>", 'array([<Axes: >,\n       <Axes: >])', '<matplotlib.legend.Legend>'):
+        assert build.is_noise(dict(output_type='execute_result', data={'text/plain': plain}))
+    assert build.is_noise(dict(data={'text/html': '<div><progress max="2" value="2"></progress> 100%</div>'}))
+    assert not build.is_noise(dict(data={'text/html': '<table class="fastprogress"></table>'}))
+    assert not build.is_noise(dict(data={'image/png': '', 'text/plain': '<Axes: >'}))
+    table = 'name   runs  time\nfirst     3   0.1\nsecond   12   2.5\n'
+    assert build.is_printed_table(dict(output_type='stream', text=table))
+    assert not build.is_printed_table(dict(output_type='stream', text='one line\nand another\n'))
+    assert not build.is_printed_table(dict(data={'text/plain': table, 'text/html': '<table></table>'}))

@@ -166,6 +166,11 @@ def test_code_as_link_text():
     assert pages.code_links('see [`X`](a.ipynb)') and not pages.code_links('see [X](a.ipynb) and `[x](y)`')
 
 
+def test_misspelled():
+    texts = [('a', 'It recieves\nnothing.'), ('b', 'A nice colour, with docments')]
+    assert list(pages.misspelled(texts)) == [('a', 'recieves ==> receives'), ('b', 'colour ==> color')]
+
+
 def test_cross_references():
     assert pages.cross_references('see @fig-a, (@sec-b-c) and [@tbl-d]') == {'fig-a', 'sec-b-c', 'tbl-d'}
     assert not pages.cross_references('`@fig-a` a@fig-b.org @figure https://x/@fig-c')

@@ -192,7 +192,9 @@ BAR = r"""(() => {
 # Printed text that is wider than its column, or that is cut off: pixels too wide, and how it begins
 WIDE = r"""(() => {
   const column = document.querySelector('article').getBoundingClientRect().right + 1;
+  const scrolls = o => o.closest('.tag_printed-table') && getComputedStyle(o).overflowX == 'auto';
   return [...document.querySelectorAll('article .cell_output .output:is(.stream, .stderr, .text_plain) pre')]
+    .filter(o => !scrolls(o))
     .map(o => [Math.max(o.scrollWidth - o.clientWidth, o.getBoundingClientRect().right - column), o.textContent])
     .map(o => [Math.round(o[0]), o[1].slice(0, 60)]).filter(o => o[0] > 1);
 })()"""
@@ -204,11 +206,16 @@ def visits(browser, base):
     res = {}
     for _, page, _ in side:
         where = build.address(page) + '.html'
-        with browser.open(base + where, size=(1300, 900)) as p:
+        with browser.open(base + where, size=(1400, 900)) as p:
             res[page] = p.js(FACTS)
             res[page]['problems'] = p.problems(allow=(base, 'data:'))
             res[page]['printed'] = p.js('document.querySelectorAll("article .cell_output .output pre").length')
             res[page]['wide'] = p.js(WIDE)
+            res[page]['desk'] = p.overflow()
+            res[page]['light'] = p.contrasts(4.5, 'article')
+            p.media(dark=True)
+            res[page]['dark'] = p.contrasts(4.5, 'article')
+            p.media(dark=False)
             p.resize(390, 844, mobile=True).settle()
             res[page]['overflow'] = p.overflow()
             res[page]['wide'] += p.js(WIDE)
@@ -261,9 +268,18 @@ def test_figures_are_loaded_and_have_words(visits):
 
 
 @needs_browser
-def test_pages_fit_a_phone(visits):
-    wide = {k: v['overflow'] for k, v in visits.items() if v['overflow'] > 0}
-    assert not wide, f'pixels by which pages are wider than a phone: {wide}'
+@pytest.mark.parametrize('screen', ['overflow', 'desk'])
+def test_pages_fit_the_screen(visits, screen):
+    "390 pixels (overflow) and 1400 (desk)"
+    wide = {k: v[screen] for k, v in visits.items() if v[screen] > 0}
+    assert not wide, f'pixels by which pages are too wide: {wide}'
+
+
+@needs_browser
+@pytest.mark.parametrize('mode', ['light', 'dark'])
+def test_pages_can_be_read(visits, mode):
+    low = {k: v[mode][:3] for k, v in visits.items() if v[mode]}
+    assert not low, low
 
 
 @needs_browser
@@ -306,6 +322,22 @@ def search(page, what):
     return page.js('[...document.querySelectorAll("ul.search li a")].map(o => o.getAttribute("href"))')
 
 
+# What readers look for, and a page that must be among the first results
+SOUGHT = {
+    'LayerwiseCallback': 'lw.html',
+    'early stopping': 'rounds.html',
+    'dead filters': 'tutorials/stuck.html',
+}
+
+
+@needs_browser
+@pytest.mark.parametrize('words', SOUGHT)
+def test_search_finds(browser, base, words):
+    with browser.open(base) as p:
+        pages = list(dict.fromkeys(hit.split('#')[0].split('?')[0] for hit in search(p, words)))
+        assert SOUGHT[words] in pages[:8], pages
+
+
 @needs_browser
 def test_search(browser, base):
     with browser.open(base) as p:
@@ -327,13 +359,10 @@ def test_without_a_server(browser, docs):
 
 @needs_browser
 @pytest.mark.parametrize('dark', [False, True], ids=['light', 'dark'])
-def test_text_can_be_read(browser, base, dark):
-    for page in ('index', 'lw', 'experiments/synthetic'):
-        with browser.open(f'{base}{page}.html', dark=dark) as p:
-            low = p.contrasts(4.5, 'article')
-            assert not low, f'{page}: {low[:5]}'
-            ground = p.js('getComputedStyle(document.body).backgroundColor')
-            assert (sum(map(int, re.findall(r'\d+', ground)[:3])) < 200) == dark, ground
+def test_the_system_chooses_light_or_dark(browser, base, dark):
+    with browser.open(f'{base}index.html', dark=dark) as p:
+        ground = p.js('getComputedStyle(document.body).backgroundColor')
+        assert (sum(map(int, re.findall(r'\d+', ground)[:3])) < 200) == dark, ground
 
 
 # ---------------------------------------------------------------- as Quarto shows them
@@ -349,6 +378,40 @@ def previews(built, tmp_path_factory):
 def test_pandoc_understands_every_page(previews):
     "A formula that it cannot convert is a warning"
     assert not previews[1]
+
+
+def test_links_of_the_previewed_pages(previews):
+    "Pages and anchors exist, in links between notebooks and in those that nbdev makes from names in backticks"
+    out, site = previews[0], build.site_url(build.settings(root)) + '/'
+    by_name = {page: build.address(page) + '.html' for _, page, _ in side}
+    pages = {where: Html(out / where) for where in by_name.values()}
+    bad = []
+    for page, where in by_name.items():
+        for url in pages[where].links:
+            path, _, anchor = unquote(url).partition('#')
+            if path.startswith(site):
+                target = path.removeprefix(site)
+            elif urlsplit(url).scheme:
+                continue
+            elif path.endswith('.ipynb'):
+                target = by_name.get(posixpath.normpath(posixpath.join(posixpath.dirname(page), path)))
+            else:
+                target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else where
+            if target in pages:
+                if anchor and anchor not in pages[target].ids:
+                    bad.append(f'{where}: {url} has no such anchor')
+            elif target is None or not (root / 'nbs' / target).exists():
+                bad.append(f'{where}: {url} is not there')
+    assert not bad, '\n'.join(sorted(set(bad)))
+
+
+def test_pages_show_no_repr_of_plots(previews, docs):
+    "What a plotting call returns is no result, and a progress bar is none after the run"
+    for folder in (previews[0], docs):
+        for path in folder.rglob('*.html'):
+            page = path.read_text(encoding='utf-8')
+            found = re.findall(r'&lt;Axes:|array\(\[&lt;Axes|&lt;matplotlib\.|<progress max', page)
+            assert not found, f'{path.relative_to(folder)}: {found[:3]}'
 
 
 def test_nothing_is_asked_of_other_hosts():
@@ -373,7 +436,7 @@ SHOWN = r"""(() => {
 
 @pytest.fixture(scope='module')
 def previewed(browser, previews):
-    "What the browser finds on every page, on a phone in the light and on a desk in the dark"
+    "What the browser finds on every page: 390 and 1400 pixels wide, light and dark"
     res = {}
     for _, page, _ in side:
         where = previews[0] / build.address(page)
@@ -383,6 +446,7 @@ def previewed(browser, previews):
             res[page]['desk'] = p.overflow()
         with browser.open(where.with_name(where.name + '.dark.html'), size=(1400, 900)) as p:
             res[page]['dark'] = p.contrasts(4.5, 'main')
+            res[page]['desk'] = max(res[page]['desk'], p.overflow())
     return res
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,18 @@ root = Path(__file__).resolve().parents[1]
 tutorials = sorted(path.stem for path in (root / 'nbs/tutorials').glob('*.ipynb'))
 pages = [f'tutorials/{name}' for name in tutorials]
 pages += [f'explanations/{path.stem}' for path in sorted((root / 'nbs/explanations').glob('*.ipynb'))]
+colab_pages = sorted(path.relative_to(root / 'nbs').as_posix() for folder in ('tutorials', 'experiments')
+                     for path in (root / 'nbs' / folder).glob('*.ipynb'))
 unseen = re.compile(r'^#\s*\|\s*(hide|echo: *false|include: *false|export|default_exp)', re.M)
+
+
+def cells_of(page):
+    return json.loads((root / f'nbs/{page}.ipynb').read_text(encoding='utf-8'))['cells']
 
 
 def visible_code(page):
     "Return the code that a page shows, as one script"
-    notebook = json.loads((root / f'nbs/{page}.ipynb').read_text(encoding='utf-8'))
-    sources = [''.join(cell['source']) for cell in notebook['cells'] if cell['cell_type'] == 'code']
+    sources = [''.join(cell['source']) for cell in cells_of(page) if cell['cell_type'] == 'code']
     return '\n\n'.join(source for source in sources if not unseen.search(source)) + '\n'
 
 
@@ -43,6 +49,43 @@ def test_every_name_is_imported_where_it_is_seen(page):
 def test_no_machinery_of_tests_is_seen(page):
     found = re.findall(r'\b(by_scale|test_eq|test_fail|test_close)\(', visible_code(page))
     assert not found, f'{page} shows {found}'
+
+
+def shown_fits(page):
+    "Yield visible code cells that call fit, and whether a reader sees an accuracy in the cell or in the next outputs"
+    cells = [cell for cell in cells_of(page) if cell['cell_type'] == 'code']
+    for i, cell in enumerate(cells):
+        source = ''.join(cell['source'])
+        if unseen.search(source) or not re.search(r'\b(fit|fit_flat_cos|compare)\(', source):
+            continue
+        shown = json.dumps([other['outputs'] for other in cells[i : i + 3]])
+        yield source, bool(re.search(r'accuracy|mean', shown))
+
+
+@pytest.mark.parametrize('page', [p for p in pages[: len(tutorials)] if p != 'tutorials/cluster'])
+def test_accuracy_is_shown_after_every_fit(page):
+    "As fastai's table or as one of ours; a fit that is meant to fail shows its error"
+    fits = list(shown_fits(page))
+    assert fits, f'{page} trains nothing'
+    silent = [source for source, accuracy in fits if not accuracy and 'ReinitError' not in source]
+    assert not silent, silent
+
+
+@pytest.mark.parametrize('page', colab_pages)
+def test_pages_open_in_colab(page):
+    "A link below the title, and a first code cell that installs; elsewhere the cell does nothing"
+    settings = ConfigParser(delimiters=['='])
+    settings.read(root / 'settings.ini', encoding='utf-8')
+    settings = settings['DEFAULT']
+    cells = cells_of(page.removesuffix('.ipynb'))
+    link = f'https://colab.research.google.com/github/{settings["user"]}/{settings["repo"]}'
+    assert ''.join(cells[1]['source']) == f'[Open in Colab]({link}/blob/{settings["branch"]}/nbs/{page})'
+    install = next(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
+    assert install.startswith('#| hide\n#| eval: false\n') and settings['git_url'] in install
+    commands = [line for line in install.splitlines() if not line.startswith('#')]
+    assert commands and all(line.startswith('! [ -e /content ] && ') for line in commands)
+    if page.startswith('experiments'):
+        assert 'results' in install, 'a page of an experiment shows recorded results'
 
 
 @pytest.mark.slow

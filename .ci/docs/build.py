@@ -227,6 +227,26 @@ def is_image(out):
     return any(k.startswith('image/') for k in out.get('data', {}))
 
 
+# What a plotting call returns, and progress bars with their style sheet; nbs/unlink_code.lua has the same for Quarto
+_noise = re.compile(r'\s*(<Axes|array\(\[+<Axes|<matplotlib\.|\[Text\()|(?s:.*)(<progress max|progress::-webkit)')
+
+
+def is_noise(out):
+    "Whether an output says nothing to a reader: the repr of a plot, or a progress bar that has reached its end"
+    data = out.get('data', {})
+    return not is_image(out) and any(_noise.match(text(data.get(k, ''))) for k in ('text/plain', 'text/html'))
+
+
+def is_printed_table(out):
+    "Whether an output is text with columns, which must not be broken"
+    data = out.get('data', {})
+    if len(set(data) - {'text/plain'}):
+        return False
+    lines = [line for line in text(out.get('text') or data.get('text/plain', '')).splitlines() if line]
+    columns = sum(bool(re.search(r'\S  +\S', line)) for line in lines)
+    return columns >= 3 and columns >= len(lines) / 2
+
+
 def code_cell(cell, links):
     "What Sphinx shall show of a code cell: a list of cells"
     try:
@@ -238,7 +258,7 @@ def code_cell(cell, links):
         ) from e
     if opts.get('include') is False:
         return []
-    outs = [] if opts.get('output') is False else cell['outputs']
+    outs = [] if opts.get('output') is False else [o for o in cell['outputs'] if not is_noise(o)]
     if opts.get('output') == 'asis':
         md = '\n\n'.join(text(o.get('data', {}).get('text/markdown') or o.get('text', '')) for o in outs)
         return [dict(cell_type='markdown', id=cell['id'], metadata={}, source=markdown(signature(md), links))]
@@ -260,6 +280,8 @@ def code_cell(cell, links):
         if cap := (caps[i] if i < len(caps) else None):
             mystnb['figure'] = dict(caption=cap)
         tags = [] if shown and not i else ['remove-input']
+        if any(map(is_printed_table, part)):
+            tags.append('printed-table')
         if opts.get('code-fold') is True:
             tags.append('hide-input')
         res.append(
@@ -340,7 +362,7 @@ def sources(root, proc, src):
         made.add(path := src / (address(page) + '.ipynb'))
         write(path, json.dumps(nb, indent=1, ensure_ascii=False))
     for f in (root / 'nbs').rglob('*'):
-        if f.suffix in ('.png', '.svg', '.jpg', '.gif') and not any(
+        if f.suffix in ('.png', '.svg', '.jpg', '.gif', '.sh') and not any(
             p[0] in '._' or p == 'runs' for p in f.relative_to(root).parts
         ):
             made.add(to := src / f.relative_to(root / 'nbs'))

@@ -36,8 +36,9 @@ main.content { max-width: 900px; margin: 0 auto; padding: 0 1rem; }
 div.sourceCode, pre.sourceCode { overflow-x: auto; margin: .5rem 0; }
 .table { width: 100%; }
 .cell-output-display { overflow-x: auto; }
-code:not(.sourceCode) { background-color: #f8f9fa; color: #7d12ba; padding: .125rem .25rem; }
-.quarto-dark code:not(.sourceCode) { background-color: rgba(27,27,27,.65); color: #e685b5; }
+:not(pre) > code:not(.sourceCode) { background-color: #f8f9fa; color: #7d12ba; padding: .125rem .25rem; }
+.quarto-dark :not(pre) > code:not(.sourceCode) { background-color: rgba(27,27,27,.65); color: #e685b5; }
+pre > code { color: inherit; background: none; }
 """
 
 
@@ -62,7 +63,9 @@ def output(out, opts):
         else:
             alt = html.escape(str(opts.get('fig-alt', '')), quote=True)
             source = f'data:{picture};base64,{build.text(data[picture]).strip()}'
-            body = f'```{{=html}}\n<p><img class="img-fluid" alt="{alt}" src="{source}"></p>\n```'
+            size = out.get('metadata', {}).get(picture, {}).get('width')
+            width = f' width="{size}"' if size else ''
+            body = f'```{{=html}}\n<p><img class="img-fluid" alt="{alt}"{width} src="{source}"></p>\n```'
     elif 'text/html' in data:
         body = f'```{{=html}}\n{build.text(data["text/html"])}\n```'
     elif 'text/markdown' in data:
@@ -84,7 +87,11 @@ def cell_markdown(cell):
         return ''
     parts = []
     if opts.get('echo') is not False and code:
-        parts.append(f'{FENCE} {{.python .cell-code}}\n{code}\n{FENCE}')
+        shown = f'{FENCE} {{.python .cell-code}}\n{code}\n{FENCE}'
+        if opts.get('code-fold') is True:
+            summary = html.escape(opts.get('code-summary', 'Code'))
+            shown = f'<details class="code-fold"><summary>{summary}</summary>\n\n{shown}\n\n</details>'
+        parts.append(shown)
     if opts.get('output') is not False:
         parts += [output(o, opts) for o in cell['outputs']]
     if opts.get('output') == 'asis':

@@ -2,8 +2,12 @@
 
 import posixpath
 import re
+import subprocess
+import sys
+import tempfile
 from functools import cache
 from html import unescape
+from pathlib import Path
 
 import yaml
 
@@ -366,6 +370,36 @@ def no_dead_links():
         why = dead_link(holder, folder, url)
         if why:
             yield holder, f'{url} {why}'
+
+
+# ---------------------------------------------------------------- spelling
+
+# fastai's word, a class of ours, and what tests write wrongly on purpose
+CORRECT_HERE = ('docments', 'labelled', 'aplha', 'metod', 'shfit', 'positon', 'befores')
+
+
+def misspelled(texts):
+    "Yield `(place, advice)` for the words that codespell knows better, American spelling included"
+    lines = [(place, line) for place, text in texts for line in text.splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'lines.txt'
+        path.write_text('\n'.join(line for _, line in lines), encoding='utf-8')
+        command = [sys.executable, '-m', 'codespell_lib', '--builtin', 'clear,rare,en-GB_to_en-US',
+                   '-L', ','.join(CORRECT_HERE), path]
+        found = subprocess.run(command, capture_output=True, text=True).stdout
+    for number, advice in re.findall(r':(\d+): (.+ ==> .+)', found):
+        yield lines[int(number) - 1][0], advice
+
+
+@rule
+def words_are_spelled():
+    "codespell finds no misspelled and no British word in notebooks, outputs in Markdown, and Markdown files"
+    texts = [(path.name, path.read_text(encoding='utf-8')) for path in sorted(ROOT.glob('*.md'))]
+    for name in notebook_names():
+        cells = read(name)['cells']
+        texts += [(f'nbs/{name}, cell {cell["id"]}', text(cell['source'])) for cell in cells]
+        texts += [(f'nbs/{name}, cell {cell_id}', markdown) for cell_id, markdown in shown_markdown(read(name))]
+    yield from misspelled(texts)
 
 
 # ---------------------------------------------------------------- the site as a whole
