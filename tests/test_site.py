@@ -288,7 +288,7 @@ def test_printed_text_fits_its_column(visits):
     assert not wide, f'printed text is cut off, on a desk or on a phone: {wide}'
     for o in (
         'experiments/synthetic.ipynb',
-        'experiments/reinit_cnn.ipynb',
+        'tutorials/cluster.ipynb',
         '76_claims.scorecard.ipynb',
         '90_cli.ipynb',
     ):
@@ -312,10 +312,10 @@ def search(page, what):
         page.press('Enter')
     except PageError:
         pass  # the page has gone, to that of the results
-    while time.monotonic() < end:
+    counts = []  # results arrive one by one: wait until there are no more
+    while time.monotonic() < end and not (len(counts) > 10 and counts[-1] and len(set(counts[-10:])) == 1):
         try:
-            if page.js(found):
-                break
+            counts.append(page.js(found))
         except PageError:
             pass
         time.sleep(0.1)
