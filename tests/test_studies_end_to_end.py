@@ -48,7 +48,7 @@ def test_whole_files(name, tmp_path):
     judged, html = report_on(study, tmp_path / 'results')
     assert list(judged.index[judged.verdict != '']) == claims
     for claim in claims:
-        assert judged.n[claim] > 0 and judged.measured[claim] in html.replace('&#39;', "'").replace('&lt;', '<')
+        assert judged.n[claim] > 0 and judged.measured[claim] in html.replace('&#39;', "'").replace('&lt;', '<').replace('&amp;', '&')
     assert f'<h3>{study.title}</h3>' in html.replace('&#39;', "'")
     assert str(tmp_path) not in html
 
