@@ -195,7 +195,8 @@ def test_dates_decide_what_is_old(tmp_path):
 def test_old_outcomes_are_those_of_the_same_runs(df):
     "Outcomes of 0.0.1 and, as long as there are no new runs, those of today"
     t = paper_table('revised_outcomes')
-    assert list(t.id) == IDS and t.why.notna().all() and set(t.after) <= set(VERDICTS)
+    df = df[df.paper != 'plasticity']   # came later
+    assert list(t.id) == list(df.id) and t.why.notna().all() and set(t.after) <= set(VERDICTS)
     assert t.before.value_counts().to_dict() == dict(undecided=20, holds=15, fails=7)
     same = df.newest < '2026-11-18'
     assert t.after[same].tolist() == df.verdict[same].tolist()
@@ -260,8 +261,7 @@ def test_every_file_of_results_has_its_lists():
     assert {f.name for f in RESULTS.glob('*.csv')} == {f'{k}_laptop.csv' for k in FILES}, 'name a new file in its Study'
 
 def test_claims_of_today_are_judged_at_laptop_scale(df):
-    growing = {'R12'}   # a list that is still recorded, and judged as a whole
-    assert set(df.id[df.n == 0]) <= growing, f'not judged: {", ".join(df.id[df.n==0])}; run their experiments again'
+    assert (df.n > 0).all(), f'not judged: {", ".join(df.id[df.n==0])}; run their experiments again'
     assert set(df.scale) == {'laptop', 'paper'} and set(df.id[df.scale == 'paper']) == {'R4', 'R5', 'Z10'}
 
 def copied(tmp_path, *names):
@@ -382,7 +382,7 @@ def test_figure_shows_every_claim(df):
     import matplotlib.pyplot as plt
     axs = plot_scorecard(df)
     labels = [t.get_text() for ax in axs for t in ax.get_yticklabels()]
-    assert len(axs) == 4 and [t.split()[-1].rstrip('†') for t in labels] == IDS
+    assert len(axs) == 5 and [t.split()[-1].rstrip('†') for t in labels] == IDS
     assert [t.endswith('†') for t in labels] == df.old_runs.tolist()
     legend = {t.get_text() for t in axs[0].figure.legends[0].get_texts()}
     assert set(VERDICT_WORDS.values()) | {'within ±δ'} <= legend

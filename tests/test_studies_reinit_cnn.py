@@ -251,7 +251,9 @@ def test_smoke_runs_end_to_end(smoke, tmp_path):
     results = cnn.STUDY.load(tmp_path, 'smoke')
     assert set(results.part('converged_early').arm) == {'LW', 'BL', 'LW, ¼', 'BL, ¼', 'LW, ½', 'BL, ½'}
     assert not results.part('converged_table').fits.any()
-    assert results.part('converged_settings').empty   # 4 of its 16 runs are there: judged as a whole or not at all
+    settings = results.part('converged_settings')
+    assert (len(settings), settings.planned_runs.max()) == (4, 16)
+    assert judge('R12', settings, scale='smoke').part.effect is None   # judged as a whole or not at all
 
 def fitted(df): return df.assign(**{c: 1. for c in df if c.startswith('train_acc')})
 

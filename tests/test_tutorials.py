@@ -88,12 +88,18 @@ def test_pages_open_in_colab(page):
         assert 'results' in install, 'a page of an experiment shows recorded results'
 
 
+def with_mark(name):
+    "A tutorial that opens ImageNet weights needs data"
+    needs_data = 'resnet18_imagenet' in visible_code(f'tutorials/{name}')
+    return pytest.param(name, marks=pytest.mark.data) if needs_data else name
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('name', tutorials)
+@pytest.mark.parametrize('name', [with_mark(name) for name in tutorials])
 def test_a_tutorial_runs_as_a_script(name, tmp_path):
     script = tmp_path / f'{name}.py'
     script.write_text(visible_code(f'tutorials/{name}'), encoding='utf-8')
-    env = {k: v for k, v in os.environ.items() if not k.startswith('REINIT_')}
+    env = {k: v for k, v in os.environ.items() if not k.startswith('REINIT_') or k == 'REINIT_DATA'}
     env |= dict(OMP_NUM_THREADS='1', MPLBACKEND='agg', REINIT_RUNS=str(tmp_path / 'runs'))
     done = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

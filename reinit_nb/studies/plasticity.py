@@ -348,14 +348,14 @@ def unit_shares(stack: NetworkStack,
     one = torch.ones_like(stack.b[0][:, :1])
     activation, gradient, found = {}, {}, {}
     def note_outputs(z):
-        found['train_acc'] = (z.argmax(1) == onehot.argmax(1)).double().mean(1)
+        found['train_acc'] = cpu_double(z.argmax(1) == onehot.argmax(1)).mean(1)
         return cross_entropy_gradient(z, onehot, one)
     def note_layer(i, d, u):
         if i: activation[i - 1] = u.abs().mean(2)
         grouped = d.reshape(len(u), -1, d.shape[2])   # members that share data together
         if i < stack.depth - 1: gradient[i] = (grouped @ u.transpose(1, 2)).view(*d.shape[:2], -1).abs().mean(2)
     backpropagate(stack, x.transpose(1, 2), note_outputs, note_layer)
-    def share(masks): return torch.cat(masks, 1).double().mean(1)
+    def share(masks): return cpu_double(torch.cat(masks, 1)).mean(1)
     def below(values, tau): return [t <= tau * t.mean(1, keepdim=True) for _, t in sorted(values.items())]
     rows = [w.abs().amax(2) for w in stack.W[:-1]]
     cols = [w.abs().amax(1) for w in stack.W[1:]]

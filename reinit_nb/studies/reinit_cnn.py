@@ -516,7 +516,7 @@ def _converged_part(name, by_cell=True):
             return complete_cells(df, comparisons, fitted=False).assign(planned_cells=planned)
         named = label_comparisons(df, comparisons)
         planned = sum(1 + len(c.arms) for c in comparisons)
-        return named if len(named) == planned else named[:0]   # judged as a whole
+        return named.assign(planned_runs=planned)
     return part
 
 _CONVERGED_PARTS = {f'converged_{k}': _converged_part(k, k != 'settings')
@@ -839,17 +839,6 @@ def _noise_alt(df):
     return ('Training accuracy lost to noise on the weights, by its deviation. Mean over deviations, in points: '
             f'{ranking(lost)}.')
 
-def _gains_by_setting(results):
-    "Return the gain of LW in each of the 16 settings, for the figure"
-    rows = results.part('converged_settings')
-    if not len(rows): raise ReinitError('not all of the 16 settings are recorded yet')
-    return setting_gains(rows, on=HYPERPARAMETER_COLUMNS)
-
-def _settings_alt(t):
-    groups = t.groupby('dataset', sort=False).gain
-    said = '; '.join(f'{k}: LW is ahead in {(g > 0).sum()} of {len(g)}' for k, g in groups)
-    return f'Accuracy of LW against that of BL, one dot for each of {len(t)} settings, with the diagonal. {said}.'
-
 def _rounds_alt(df):
     ends = line_ends(round_steps_table(df), 'model', 'round', 'steps', 0)
     return f'Steps until a round has learned, round by round: {ends}.'
@@ -876,7 +865,7 @@ STUDY = Study(
         reinit_cnn_precision=ResultsFile(lambda scale=None, seeds=None: dict(
             precision=precision_runs(scale, seeds)), PATH)),
     label=label_cnn,
-    parts=_CONVERGED_PARTS | dict(gains_by_setting=_gains_by_setting),
+    parts=_CONVERGED_PARTS,
     claims=('R6', 'R7', 'R8', 'R9', 'R10', 'R11', 'R12', 'R13'),
     exhibits=dict(
         arms=Table(arm_gains, _CELLS, 'Points over BL of equal steps: means over cells within a seed, 95% intervals '
@@ -888,6 +877,5 @@ STUDY = Study(
         sizes=Figure(lambda df: plot_weight_sizes(weight_size_ratios(df)), _sizes_alt, ('converged_table',), _WHY,
                      'Size of the weights over that of BL.'),
         noise=Figure(plot_cnn_noise, _noise_alt, ('converged_table',), _WHY, 'Flatness: lower is flatter.'),
-        settings=Figure(plot_lw_against_bl, _settings_alt, ('gains_by_setting',), 'Other hyperparameters'),
         rounds=Figure(lambda df: plot_round_steps(round_steps_table(df)), _rounds_alt, ('converged_table',),
                       'Later rounds')))
