@@ -19,7 +19,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import torch
-from fastai.callback.core import Callback
 from torch import Tensor, nn
 
 from .baselines import RescaleCallback, ShrinkPerturbCallback
@@ -31,7 +30,7 @@ from .init import drawn_weights, reset
 from .lw import LayerwiseCallback
 from .probing import call_model, check_model, iter_batches, model_device, probe_model, unwrap_model
 from .reinit import norm_of
-from .rounds import apply_once, draw_fresh, find_blocks
+from .rounds import FitCallback, apply_once, draw_fresh, find_blocks
 from .store import paper_table
 from .wiring import WiredPart, check_countable, select_channels, wiring
 
@@ -331,7 +330,7 @@ def intervene(model: nn.Module,  # Changed in place
     return pd.DataFrame(rows, columns=['parameter', 'entries', 'changed', 'norm_before', 'norm_after'])
 
 # %% ../nbs/44_between.ipynb #937da8fc
-class InterveneCallback(Callback):
+class InterveneCallback(FitCallback):
     "Do one of `INTERVENTIONS` to the model before a task, or before epochs of a fit"
     order, run_valid = 5, False
     def __init__(self,
@@ -413,7 +412,7 @@ class DASHCallback(InterveneCallback):
         super().__init__('DASH', tasks, opt_state, epochs=epochs, floor=floor, decay=decay)
 
 # %% ../nbs/44_between.ipynb #l2in0002
-class L2InitCallback(Callback):
+class L2InitCallback(FitCallback):
     "Add λ‖θ − θ₀‖² to the loss, where θ₀ are the weights before the first fit"
     order, run_valid = 50, False   # before gradients are clipped, after they are unscaled
     def __init__(self,
@@ -455,7 +454,7 @@ def move_average(average: dict,  # Name → tensor, changed in place
     "Move a running average of the parameters towards those of the model"
     for n, p in model.named_parameters(): average[n].lerp_(p.detach().to(average[n]), 1 - mu)
 
-class HareTortoiseCallback(Callback):
+class HareTortoiseCallback(FitCallback):
     "Average the weights slowly, and return to the average at intervals"
     order, run_valid = 57, False
     def __init__(self,
@@ -596,7 +595,7 @@ def sparsify(model: nn.Module,  # Changed in place
     return sparsity(model).assign(kind=kind, q=q), masks
 
 # %% ../nbs/44_between.ipynb #a6ce5658
-class HoldZerosCallback(Callback):
+class HoldZerosCallback(FitCallback):
     "Set to zero after every step what the masks select"
     order, run_valid = 55, False
     def __init__(self, masks: dict): self.masks = masks  # Names and masks, from `sparsify`

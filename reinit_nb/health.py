@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import pandas as pd
 import torch
-from fastai.callback.core import Callback
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,6 +32,7 @@ from reinit_nb.probing import (
     unwrap_model,
 )
 from .recycle import UnitActivations, UnitMap, UnitSignals, over_mean, spread_rows
+from .rounds import FitCallback
 from .wiring import wiring
 
 # %% ../nbs/54_health.ipynb #c38738ba
@@ -181,7 +181,7 @@ def plot_health(df: pd.DataFrame,  # From `health` or `HealthCallback.df`
     return axs
 
 # %% ../nbs/54_health.ipynb #7bd38c2e
-class HealthCallback(Callback):
+class HealthCallback(FitCallback):
     "Measure the health of the network while it trains, with the batches of the training"
     order, run_valid = 70, False
     def __init__(self,
@@ -197,10 +197,8 @@ class HealthCallback(Callback):
         self.net, self.probe, self.before, self.active, self.skipped = None, None, None, False, False
         self.step, self.rows, self.example = 0, [], ()
 
-    def __setattr__(self, name, value):
-        # fastai takes the Learner away when a fit has ended, also by an error
-        if name == 'learn' and value is None and self.__dict__.get('probe'): self.probe.watch.detach()
-        object.__setattr__(self, name, value)
+    def release(self):
+        if self.__dict__.get('probe'): self.probe.watch.detach()
 
     @property
     def name(self): return '' if self.learn is None and self.net is not None else 'health'

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from fastai.callback.core import Callback
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from .blocks import join_names
 from .core import ReinitError, Streams, check_choice, check_number, new_axes, unknown_message
 from .init import check_reset, drawn_weights, init_name, own_tensors, reset
 from .probing import check_model, model_device, to_device, unwrap_model
-from .rounds import init_arguments, plain_value, reset_opt_state
+from .rounds import FitCallback, init_arguments, plain_value, reset_opt_state
 from .wiring import WiredPart, Wiring, wiring
 
 # %% ../nbs/49_recycle.ipynb #9df9e7a3
@@ -552,7 +551,7 @@ def _zero_steps(opt, parameters):
 # %% ../nbs/49_recycle.ipynb #4c0188ac
 LOG_FIELDS = ['step', 'epoch', 'layer', 'units', 'recycled', 'redrawn', 'zeroed']
 
-class RecycleCallback(Callback):
+class RecycleCallback(FitCallback):
     "Reinitialize units or weights during training, chosen by a score"
     order, run_valid = 56, False
     short_name = 'recycle'
@@ -593,16 +592,8 @@ class RecycleCallback(Callback):
         self.units, self.layers_found, self.example = None, {}, ()
         self.events = []
 
-    def __call__(self, event_name):
-        try: return super().__call__(event_name)
-        except ReinitError as e:   # fastai puts a line of its own before the message
-            e.args = (str(e).split(':\n\t', 1)[-1],)
-            raise
-
-    def __setattr__(self, name, value):
-        # fastai takes the Learner away when a fit has ended, also by an error
-        if name == 'learn' and value is None and self.__dict__.get('watch'): self._detach()
-        object.__setattr__(self, name, value)   # fastai looks each name up on the Learner: slow, once a batch
+    def release(self):
+        if self.__dict__.get('watch'): self._detach()
 
     @property
     def name(self):

@@ -27,6 +27,7 @@ from fastcore.basics import noop
 from torch import nn
 
 from reinit_nb import baselines
+from reinit_nb.between import InterveneCallback
 from reinit_nb.checkpoint import CheckpointCallback, read_checkpoint
 from reinit_nb.core import ReinitError
 from reinit_nb.fixed_norm import FixedNorm
@@ -947,9 +948,10 @@ REFUSED = {
     r'^1 epochs cannot be shared among 4 rounds': LayerwiseCallback,
     r'^all parameters of Sequential would be frozen': partial(FrozenLayersCallback, '*'),
     r'^nothing at the front is frozen': CachedPrefixCallback,
-    r"^layer='blok1' is not known": partial(SeparabilityCallback, layers=['blok1']),
     r"^pairs: module='a' is not known": partial(MutuallyFrozenCallback, pairs=[('a', 'b')]),
-    r'^probe: Sequential does not run on points': partial(SpectrumCallback, grid_probe(0, 1, 16))}
+    r'^probe: Sequential does not run on points': partial(SpectrumCallback, grid_probe(0, 1, 16)),
+    r"^layer='blok1' is not known": partial(SeparabilityCallback, layers=['blok1']),
+    r"^no module of Sequential is named or matched by 'blok2'": partial(InterveneCallback, 'LLF', epochs=[1], layer='blok2')}
 
 @pytest.mark.parametrize('said', REFUSED)
 def test_messages_are_ours(said):
