@@ -951,7 +951,7 @@ REFUSED = {
     r"^pairs: module='a' is not known": partial(MutuallyFrozenCallback, pairs=[('a', 'b')]),
     r'^probe: Sequential does not run on points': partial(SpectrumCallback, grid_probe(0, 1, 16)),
     r"^layer='blok1' is not known": partial(SeparabilityCallback, layers=['blok1']),
-    r"^no module of Sequential is named or matched by 'blok2'": partial(InterveneCallback, 'LLF', epochs=[1], layer='blok2')}
+    r"^no module of Sequential .* 'blok2'": partial(InterveneCallback, 'LLF', epochs=[1], layer='blok2')}
 
 @pytest.mark.parametrize('said', REFUSED)
 def test_messages_are_ours(said):
