@@ -17,7 +17,7 @@ import pandas as pd
 
 from .verdict import Claim, fact, seed_effect
 from ..cover import cover_agreement
-from ..studies.freezing import compare_frozen, one_factor_runs, select_results
+from ..studies.freezing import compare_frozen, one_factor_runs
 
 # %% ../../nbs/73_claims.freezing.ipynb #2cdcc24b
 def frozen_gaps(d: pd.DataFrame,  # From `one_factor_runs`
@@ -34,37 +34,26 @@ def _effects_by(gaps, label, column='dataset'):
     return {label.format(k): seed_effect(g) for k, g in gaps.groupby(column, sort=False)}
 
 # %% ../../nbs/73_claims.freezing.ipynb #d7eac1c2
-def _default_network(df, wide, epoch=None, scale=None):
-    "Return the default network after an epoch: at the paper's width where it was run, else the small one"
-    small = one_factor_runs(df, epoch=epoch, scale=scale)
-    if wide is None: return small
-    wide = select_results(wide, epoch=epoch)
-    return pd.concat([small[~small.dataset.isin(wide.dataset.unique())], wide], ignore_index=True)
-
-def default_gap(df: pd.DataFrame,  # Results of the sweeps
-                wide: pd.DataFrame | None = None,  # Results at the paper's width, for the datasets that have them
+def default_gap(df: pd.DataFrame,  # Results of the default networks
                 scale: str | None = None  # Of the results
                ) -> dict:
     "Measure C1: frozen minus trained on each dataset"
-    return _effects_by(frozen_gaps(_default_network(df, wide, scale=scale)), 'frozen − trained, {}')
+    return _effects_by(frozen_gaps(one_factor_runs(df, scale=scale)), 'frozen − trained, {}')
 
-C1 = Claim('C1', 'freezing', ('sweeps', 'width256'), default_gap, takes_scale=True)
+C1 = Claim('C1', 'freezing', ('networks',), default_gap, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #752bfb15
-def early_gap(df: pd.DataFrame,
-              wide: pd.DataFrame | None = None,
+def early_gap(df: pd.DataFrame,  # As for C1
               scale: str | None = None,
               until: int = 5  # Last epoch
              ) -> dict:
     "Measure C2: frozen minus trained over the first epochs"
-    recorded = {*df.epoch} if wide is None else {*df.epoch, *wide.epoch}
-    epochs = [e for e in sorted(recorded) if 0 < e <= until]
-    d = pd.concat([_default_network(df, wide, e, scale) for e in epochs])
-    if wide is not None: d = d[d.recipe.isin(wide.recipe) | ~d.dataset.isin(wide['task.dataset'].unique())]
+    epochs = [e for e in sorted(df.epoch.unique()) if 0 < e <= until]
+    d = pd.concat([one_factor_runs(df, epoch=e, scale=scale) for e in epochs])
     gaps = frozen_gaps(d, ('dataset', 'epoch')).groupby(['dataset', 'seed'], sort=False).difference.mean().reset_index()
     return _effects_by(gaps, 'frozen − trained, first epochs, {}')
 
-C2 = Claim('C2', 'freezing', ('sweeps', 'width256'), early_gap, takes_scale=True, runs_from=('width256',))
+C2 = Claim('C2', 'freezing', ('networks',), early_gap, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #03590977
 def _last_layer(d):
@@ -84,16 +73,16 @@ def separability_by_depth(df: pd.DataFrame, scale: str | None = None) -> dict:
 C3 = Claim('C3', 'freezing', ('sweeps',), separability_by_depth, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #bbf0668c
-def separability_gap(df: pd.DataFrame, wide: pd.DataFrame | None = None, scale: str | None = None) -> dict:
+def separability_gap(df: pd.DataFrame, scale: str | None = None) -> dict:
     "Measure C4: separability of the last layer after training, of training and of test images"
-    d = _default_network(df, wide, scale=scale)
+    d = one_factor_runs(df, scale=scale)
     effects = {}
     for k, name in dict(train='training', test='test').items():
         gaps = frozen_gaps(d, value=f'sep_{k}_{_last_layer(d)}')
         effects |= _effects_by(gaps, f'frozen − trained, {name} images, {{}}')
     return effects
 
-C4 = Claim('C4', 'freezing', ('sweeps', 'width256'), separability_gap, takes_scale=True, runs_from=('width256',))
+C4 = Claim('C4', 'freezing', ('networks',), separability_gap, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #422af8d7
 def _middle_of_depths(d):
@@ -139,7 +128,7 @@ def gap_with_skips(df: pd.DataFrame,
     less = seed_effect(t[['dataset', 'seed', 'difference']], note=said)
     return {'gap without skips − gap with': less, f'gap without skips, R={repeats}': seed_effect(gaps[0])}
 
-C6 = Claim('C6', 'freezing', ('sweeps',), gap_with_skips, takes_scale=True)
+C6 = Claim('C6', 'freezing', ('by_depth',), gap_with_skips, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #d6a5822f
 def gap_by_width(df: pd.DataFrame, scale: str | None = None) -> dict:
@@ -154,7 +143,7 @@ def gap_by_width(df: pd.DataFrame, scale: str | None = None) -> dict:
         effects[f'gap per doubling, {k}'] = seed_effect(pd.Series(slope), note=said)
     return effects
 
-C7 = Claim('C7', 'freezing', ('sweeps',), gap_by_width, takes_scale=True)
+C7 = Claim('C7', 'freezing', ('by_width',), gap_by_width, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #58775481
 def gap_at_front(df: pd.DataFrame, scale: str | None = None) -> dict:
@@ -165,7 +154,7 @@ def gap_at_front(df: pd.DataFrame, scale: str | None = None) -> dict:
         effects |= _effects_by(g[['dataset', 'seed', 'difference']], position + ': frozen − trained, {}')
     return effects
 
-C8 = Claim('C8', 'freezing', ('sweeps',), gap_at_front, takes_scale=True)
+C8 = Claim('C8', 'freezing', ('by_position',), gap_at_front, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #337b4b8e
 def gap_with_regularizers(df: pd.DataFrame, scale: str | None = None) -> dict:
@@ -178,7 +167,7 @@ def gap_with_regularizers(df: pd.DataFrame, scale: str | None = None) -> dict:
     effects = {f'gap without − gap with {k}': seed_effect(wide['none'] - wide[k]) for k in ('BatchNorm', 'dropout .1')}
     return effects | _effects_by(gaps, 'gap, {}', 'regularizer')
 
-C9 = Claim('C9', 'freezing', ('sweeps',), gap_with_regularizers, takes_scale=True)
+C9 = Claim('C9', 'freezing', ('by_regularizer',), gap_with_regularizers, takes_scale=True)
 
 # %% ../../nbs/73_claims.freezing.ipynb #2f34593d
 _ROUGHNESS = dict(top='largest eigenvalue', trace='trace', noise='loss added by noise')
@@ -215,7 +204,7 @@ def landscape_roughness(df: pd.DataFrame  # Results of the landscapes
         effects[f'{name}, frozen over trained, {when}'] = seed_effect(frozen_gaps(logs, ['epochs'], 'logs'))
     return effects
 
-C10 = Claim('C10', 'freezing', ('landscapes',), landscape_roughness)
+C10 = Claim('C10', 'freezing', ('roughness',), landscape_roughness)
 
 # %% ../../nbs/73_claims.freezing.ipynb #355827f0
 def cover_curve(df: pd.DataFrame  # Of `cover.measure_cover`, one or several

@@ -407,6 +407,7 @@ def stale_results(path=None,  # As in `find_results`
     for study in all_studies().values():
         results = StudyResults(study, path, scale)
         for name, source in study.files.items():
+            if source.partial and not results.file_path(name).exists(): continue
             want = {r.hash: r for r in flatten_recipes(source.lists(results.scale))}
             d = results.file(name)
             have = set(d.get('lead', d.recipe))   # what was matched to a run is known by that run

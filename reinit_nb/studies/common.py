@@ -52,7 +52,7 @@ class ResultsFile:
     measure: Callable | None = None  # Or, without training: a `Look` → DataFrame
     run: Callable | None = None  # Or, where recipes depend on results: `(scale, seeds, **kw)` → DataFrame
     parts: tuple[str, ...] = ()  # Parts of the study that need this file alone
-    partial: bool = False  # May recipes still be missing? Its parts then are what is complete
+    partial: bool = False  # May recipes, or the whole file, still be missing? Its parts then are what is complete
 
 @dataclass(frozen=True)
 class Figure:
@@ -200,6 +200,11 @@ class StudyResults:
             raise ReinitError(f'{files} lacks {len(lack):,} of {len(want):,} runs of the recipes of today: '
                               'run the experiment again')
         return df.reset_index(drop=True)
+
+    def has(self, name: str) -> bool:
+        "Return whether all runs of a list are recorded"
+        try: return len(self.rows(name)) > 0
+        except ReinitError: return False
 
     def part(self, name: str) -> pd.DataFrame:
         "Return labelled results: of a list of recipes, or of one of the study's `parts`"

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['REGULARIZERS', 'RESERVOIR_WEIGHTS', 'LARGE_LAYER', 'RESERVOIR_ENGINE', 'FREEZING_DATASETS', 'LANDSCAPE_ENGINE',
-           'FIRST_DECIDING_SEED', 'FREEZING_NAMES', 'FREEZING_COLORS', 'ReservoirRun', 'image_tensors',
+           'FIRST_DECIDING_SEED', 'DECIDING_RUNS', 'FREEZING_NAMES', 'FREEZING_COLORS', 'ReservoirRun', 'image_tensors',
            'reservoir_data', 'reservoir_network', 'reservoir_masks', 'LargeLinear', 'ReservoirStack',
            'layer_activations', 'ReservoirTrainer', 'reservoir_accuracy', 'layer_separability', 'reservoir_dims',
            'plan_reservoirs', 'train_reservoirs', 'run_reservoirs', 'missing_images', 'default_reservoir',
            'reservoir_sweeps', 'with_controls', 'reservoir_runs', 'LandscapeRun', 'measure_landscape', 'run_landscapes',
-           'landscape_runs', 'wide_reservoir', 'deciding_lists', 'deciding_progress', 'select_results',
+           'landscape_runs', 'wide_reservoir', 'deciding_lists', 'deciding_progress', 'deciding_runs', 'select_results',
            'one_factor_runs', 'welch', 'compare_frozen', 'freezing_paper_table', 'freezing_table',
            'separability_by_layer', 'plot_freezing_sweep', 'plot_freezing_epochs', 'plot_layer_separability',
            'plot_landscape_slices', 'freezing_cost']
@@ -607,8 +607,8 @@ def wide_reservoir(dataset: str = 'cifar10',  # One of `FREEZING_DATASETS`
     "Return the default network at the paper's width, on as many images as can be afforded"
     scale = get_scale(scale)
     default = default_reservoir(dataset, scale)
-    if scale == 'smoke': return default
     mnist = dataset == 'mnist'
+    if scale == 'smoke': return default.replace(base=4, looks=()) if mnist else default
     task = Task(dataset, n_train=None if mnist or scale == 'paper' else 10_000, valid=0., normalize='none')
     looks, separate = ((1, 2, 3, 4, 5, 10, 20), ()) if mnist else ((1, 2, 3, 4, 5, 10, 20, 50), (0, 1, 10, 100))
     return ReservoirRun(task, n_test=None, base=64 if mnist else 256, epochs=50 if mnist else 100, looks=looks,
@@ -619,7 +619,7 @@ def deciding_lists(scale: str | None = None,  # As in `core.scale`
                   ) -> dict[str, list[ReservoirRun]]:  # List → recipes, seed by seed
     "Return the comparisons that decide the claims, in the order of importance"
     scale = get_scale(scale)
-    datasets = FREEZING_DATASETS[:by_scale(1, 3, 3, scale)]
+    datasets = by_scale(('cifar10', 'mnist'), FREEZING_DATASETS, FREEZING_DATASETS, scale)
     wide = {d: wide_reservoir(d, scale) for d in datasets}
     cifar = wide['cifar10']
     short = cifar.replace(epochs=by_scale(3, 50, 50, scale), looks=(), separate=())
@@ -657,6 +657,34 @@ def deciding_progress(folder=None,  # With results and their portions; default: 
                      'CPU minutes': minutes})
     return pd.DataFrame(rows).set_index('list')
 
+# %% ../../nbs/63_studies.freezing.ipynb #f1f00028
+DECIDING_RUNS = ('networks', 'by_depth', 'by_width', 'by_position', 'by_regularizer')
+
+def _until(df, epochs):
+    "Return runs as if they had been shorter"
+    return df[df.epoch <= epochs].assign(epochs=epochs)
+
+def deciding_runs(small: pd.DataFrame,  # Results of `reservoir_runs`
+                  recorded: dict[str, pd.DataFrame],  # List → results, of those of `deciding_lists` that are complete
+                  scale: str | None = None  # Of the results
+                 ) -> dict[str, pd.DataFrame]:  # Name, one of `DECIDING_RUNS` → results
+    "Return the runs that decide claims: at the paper's width where its list is complete, else the small ones"
+    networks = [recorded[k] for k in ('width256', 'mnist') if k in recorded]
+    datasets = {d for df in networks for d in df['task.dataset']}
+    rest = small[~small['task.dataset'].isin(datasets)]
+    found = dict.fromkeys(DECIDING_RUNS, small) | dict(networks=pd.concat([*networks, rest], ignore_index=True))
+    if 'width256' not in recorded: return found
+    wide = recorded['width256']
+    main = wide[wide['task.dataset'] == wide['task.dataset'].iloc[0]]
+    for name, key in dict(by_depth='depth', by_width='width', by_regularizer='regularizer').items():
+        if key not in recorded: continue
+        same_epochs = _until(main, recorded[key].epochs.iloc[0])
+        found[name] = pd.concat([recorded[key], same_epochs], ignore_index=True)
+    if 'front' in recorded:
+        found['by_position'] = pd.concat([recorded['front'], *networks], ignore_index=True)
+    return found
+
+
 # %% ../../nbs/63_studies.freezing.ipynb #9af6e4e1
 def select_results(df: pd.DataFrame,  # Results
                    runs: Sequence[ReservoirRun] | None = None,  # Of these; default: all
@@ -674,7 +702,7 @@ def select_results(df: pd.DataFrame,  # Results
 
 _DEFAULTS = dict(repeats=2, scale=2., position='alternating', skip=False, regularizer='none')
 
-def one_factor_runs(df: pd.DataFrame,  # Results of `reservoir_runs`
+def one_factor_runs(df: pd.DataFrame,  # Results of `reservoir_runs`, or of networks of one width
                     name: str = '',  # Field that varies: `base`, `repeats`, …; none: the default network
                     epoch: int | None = None,  # As in `select_results`
                     scale: str | None = None,  # At which they were run
@@ -688,6 +716,7 @@ def one_factor_runs(df: pd.DataFrame,  # Results of `reservoir_runs`
     if name == 'base': return df[keep]
     first = FREEZING_DATASETS[0]
     width = {d: default_reservoir(d if d in FREEZING_DATASETS else first, scale).base for d in df.dataset.unique()}
+    width |= {d: g.base.iloc[0] for d, g in df.groupby('dataset') if g.base.nunique() == 1}
     return df[keep & (df.base == df.dataset.map(width))]
 
 # %% ../../nbs/63_studies.freezing.ipynb #57bed3f3
@@ -867,7 +896,7 @@ def freezing_cost(runs: Sequence[ReservoirRun],  # Recipes
 
 # %% ../../nbs/63_studies.freezing.ipynb #f1f00004
 def _sweep_lists(scale=None, seeds=None): return dict(sweeps=reservoir_runs(scale, n=seeds))
-def _wide_lists(scale=None, seeds=None): return dict(width256=deciding_lists(scale, seeds)['width256'])
+def _deciding_list(name, scale=None, seeds=None): return {name: deciding_lists(scale, seeds)[name]}
 def _landscape_lists(scale=None, seeds=None): return dict(landscapes=landscape_runs(scale, n=seeds))
 def _cover_lists(scale=None, seeds=None): return dict(cover=[Look('cover', by_scale(20, 400, 2000, scale))])
 
@@ -895,14 +924,24 @@ def _factor(name, **other):
         return t.sort_values(['dataset', name]) if name and pd.api.types.is_numeric_dtype(t[name]) else t
     return part
 
-def _wide_default(results): return compare_frozen(select_results(results.part('width256')))
+def _deciding_part(name):
+    "Return a part of the study: the runs by which claims are judged"
+    def part(results):
+        recorded = {k: results.rows(k) for k in deciding_lists(results.scale) if results.has(k)}
+        return deciding_runs(results.part('sweeps'), recorded, results.scale)[name]
+    return part
+
+def _curvature(results): return results.rows('curvature' if results.has('curvature') else 'landscapes')
+
+def _wide_default(results): return compare_frozen(select_results(results.part('networks')))
 
 def _wide_main_rows(results):
     "Return all epochs of the wide network on the first dataset"
     rows = results.part('width256')
     return rows[rows['task.dataset'] == rows['task.dataset'].iloc[0]]
 
-_PARTS = dict(wide_default=_wide_default, wide_main_rows=_wide_main_rows,
+_PARTS = {k: _deciding_part(k) for k in DECIDING_RUNS}
+_PARTS |= dict(roughness=_curvature, wide_default=_wide_default, wide_main_rows=_wide_main_rows,
               default_rows=_default_rows, main_rows=_main_rows, default=_factor(''), depth=_factor('repeats'),
               depth_skips=_factor('repeats', skip=True), width=_factor('base'), position=_factor('position'),
               regularizer=_factor('regularizer'))
@@ -991,9 +1030,9 @@ def _factor_table(sweep, col, name):
 _DEPTH, _FACTORS = 'Depth, with and without skip connections', 'Width, position, regularizers'
 _WIDE = 'The paper\'s width'
 _EXHIBITS = dict(
-    wide=Table(lambda t: freezing_table(t, 'default'), ('wide_default',), f'Base width 256, 10,000 images. {_ACCURACY}',
+    wide=Table(lambda t: freezing_table(t, 'default'), ('wide_default',), f'Base width 256, 10,000 images (MNIST: 64, 60,000). {_ACCURACY}',
                _WIDE),
-    wide_epochs=Figure(lambda rows, t: plot_freezing_epochs(rows), _epochs_alt, ('width256', 'wide_default'), _WIDE),
+    wide_epochs=Figure(lambda rows, t: plot_freezing_epochs(rows), _epochs_alt, ('networks', 'wide_default'), _WIDE),
     wide_layers=Table(layer_separability_table, ('wide_main_rows',),
                       'Separability of test images by least squares, in percent', _WIDE, 1),
     default=Table(lambda t: freezing_table(t, 'default'), ('default',), _ACCURACY, 'The default network'),
@@ -1012,13 +1051,18 @@ _EXHIBITS = dict(
     slices=Figure(plot_landscape_slices, _slices_alt, ('landscapes',), 'The landscape'),
     cover=Figure(partial(plot_cover, relative=False), _cover_alt, ('cover',), 'Cover\'s theorem'))
 
+def _deciding_files():
+    "Return the files of the lists that decide; a list is judged when all of its runs are there"
+    engines = dict.fromkeys(deciding_lists('paper'), RESERVOIR_ENGINE) | dict(curvature=LANDSCAPE_ENGINE)
+    return {f'freezing_{k}': ResultsFile(partial(_deciding_list, k), engine, partial=k != 'width256')
+            for k, engine in engines.items()}
+
 STUDY = Study(
     name='freezing', title='Frozen layers', paper='freezing', page='experiments/freezing.ipynb',
     about='Perceptrons with wide random layers that are frozen or trained, from the same weights on the same batches. '
-          'Most at a fiftieth of the paper\'s images, and smaller ones; the default network on CIFAR at the paper\'s '
-          'width, on a fifth of them.',
+          'Small networks at a fiftieth of the paper\'s images; what decides its claims, as far as it is recorded, at the '
+          'paper\'s width on a fifth of them.',
     files=dict(freezing=ResultsFile(_sweep_lists, RESERVOIR_ENGINE),
-               freezing_width256=ResultsFile(_wide_lists, RESERVOIR_ENGINE),
                freezing_landscape=ResultsFile(_landscape_lists, LANDSCAPE_ENGINE),
-               cover=ResultsFile(_cover_lists, measure=_measure_cover)),
+               cover=ResultsFile(_cover_lists, measure=_measure_cover)) | _deciding_files(),
     parts=_PARTS, claims=tuple(f'C{i}' for i in range(1, 12)), exhibits=_EXHIBITS)
