@@ -21,7 +21,8 @@ def eigenvalue_agreement(df: pd.DataFrame  # From `stability.eigenvalue_evidence
     "Measure Z1: derived eigenvalues against the formula, and against numbers"
     complete = (df.n == 2).any() and (df.n > 2).any()
     holds = complete and df.equal.all() and df.max_error.max() < 1e-9
-    said = f'{"; ".join(df.eigenvalues.astype(str))}; largest error at random numbers {df.max_error.max():.1g}'
+    formulas = '; '.join(df.eigenvalues.astype(str)).replace('*', '·')
+    said = f'{formulas}; largest error at random numbers {df.max_error.max():.1g}'
     return {'eigenvalues equal to the formula': fact(holds, 100 * df.equal.mean(), int(df.draws.sum()), said)}
 
 Z1 = Claim('Z1', 'frozen_weights', ('eigenvalues',), eigenvalue_agreement)
@@ -107,7 +108,7 @@ def decay_and_rate(decays: pd.DataFrame,  # Labelled runs over weight decay
         effects[f'learning rate {a} − {b}'] = _variant_effect(rates, a, b)
     return effects
 
-Z6 = Claim('Z6', 'transfer', ('decays', 'rates'), decay_and_rate)
+Z6 = Claim('Z6', 'transfer', ('judged_decays', 'judged_rates'), decay_and_rate)
 
 # %% ../../nbs/72_claims.frozen.ipynb #8d115321
 def reset_gain(df: pd.DataFrame  # Labelled runs of the task changes
@@ -122,7 +123,7 @@ def reset_gain(df: pd.DataFrame  # Labelled runs of the task changes
         effects[f'test accuracy, reset − standard, {setting}'] = _variant_effect(g, 'reset', 'standard')
     return effects
 
-Z7 = Claim('Z7', 'transfer', ('changes',), reset_gain)
+Z7 = Claim('Z7', 'transfer', ('judged_changes',), reset_gain)
 
 # %% ../../nbs/72_claims.frozen.ipynb #2007d8c6
 def reset_gain_by_images(df: pd.DataFrame  # Labelled runs with fractions of the images
@@ -135,7 +136,7 @@ def reset_gain_by_images(df: pd.DataFrame  # Labelled runs with fractions of the
     if gain.shape[1] > 1: effects['growth of reset − standard'] = seed_effect(gain[max(gain)] - gain[min(gain)], 100)
     return effects
 
-Z8 = Claim('Z8', 'transfer', ('samples',), reset_gain_by_images)
+Z8 = Claim('Z8', 'transfer', ('judged_samples',), reset_gain_by_images)
 
 # %% ../../nbs/72_claims.frozen.ipynb #cfab14e9
 def accuracy_correlations(df: pd.DataFrame  # One row per run: source, setting, variant, test_acc, first_frozen, fisher
@@ -151,7 +152,7 @@ def accuracy_correlations(df: pd.DataFrame  # One row per run: source, setting, 
         effects['ρ of test accuracy and frozen filters'] = rho
     return effects
 
-Z9 = Claim('Z9', 'transfer', ('tradeoff',), accuracy_correlations)
+Z9 = Claim('Z9', 'transfer', ('judged_tradeoff',), accuracy_correlations)
 
 # %% ../../nbs/72_claims.frozen.ipynb #31bd1a32
 def frozen_in_imagenet(df: pd.DataFrame  # Counts by several rules, at several cutoffs
@@ -175,7 +176,7 @@ def warm_start_gap(df: pd.DataFrame  # Labelled runs: setting is the start, vari
             'cold − warm on 50%': _variant_effect(d, 'cold, as long', 'warm on half'),
             'cold with the steps of the second stage only − warm': _variant_effect(d, 'cold', 'warm')}
 
-Z11 = Claim('Z11', 'transfer', ('warm',), warm_start_gap)
+Z11 = Claim('Z11', 'transfer', ('judged_warm',), warm_start_gap)
 
 # %% ../../nbs/72_claims.frozen.ipynb #a4c15684
 CLAIMS = (Z1, Z2, Z3, Z4, Z5, Z6, Z7, Z8, Z9, Z10, Z11)

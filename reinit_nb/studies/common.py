@@ -229,6 +229,7 @@ def write_results(study: Study,  # What to run
     for name in study.files if files is None else files:
         source = study.files[check_choice('file', name, study.files)]
         recipes = flatten_recipes(source.lists(scale, seeds))
+        if not recipes: continue   # nothing to run at this scale
         if source.run: df = source.run(scale, seeds, **kw)
         elif source.measure:
             tables = [source.measure(r).assign(recipe=r.hash) for r in recipes]

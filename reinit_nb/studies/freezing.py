@@ -657,7 +657,7 @@ def deciding_progress(folder=None,  # With results and their portions; default: 
                      'CPU minutes': minutes})
     return pd.DataFrame(rows).set_index('list')
 
-# %% ../../nbs/63_studies.freezing.ipynb #f1f00028
+# %% ../../nbs/63_studies.freezing.ipynb #f1f10001
 DECIDING_RUNS = ('networks', 'by_depth', 'by_width', 'by_position', 'by_regularizer')
 
 def _until(df, epochs):
@@ -1030,8 +1030,8 @@ def _factor_table(sweep, col, name):
 _DEPTH, _FACTORS = 'Depth, with and without skip connections', 'Width, position, regularizers'
 _WIDE = 'The paper\'s width'
 _EXHIBITS = dict(
-    wide=Table(lambda t: freezing_table(t, 'default'), ('wide_default',), f'Base width 256, 10,000 images (MNIST: 64, 60,000). {_ACCURACY}',
-               _WIDE),
+    wide=Table(lambda t: freezing_table(t, 'default'), ('wide_default',),
+               f'Base width 256, 10,000 images (MNIST: 64, 60,000). {_ACCURACY}', _WIDE),
     wide_epochs=Figure(lambda rows, t: plot_freezing_epochs(rows), _epochs_alt, ('networks', 'wide_default'), _WIDE),
     wide_layers=Table(layer_separability_table, ('wide_main_rows',),
                       'Separability of test images by least squares, in percent', _WIDE, 1),
@@ -1060,8 +1060,8 @@ def _deciding_files():
 STUDY = Study(
     name='freezing', title='Frozen layers', paper='freezing', page='experiments/freezing.ipynb',
     about='Perceptrons with wide random layers that are frozen or trained, from the same weights on the same batches. '
-          'Small networks at a fiftieth of the paper\'s images; what decides its claims, as far as it is recorded, at the '
-          'paper\'s width on a fifth of them.',
+          'Small networks at a fiftieth of the paper\'s images; what decides its claims, as far as it is recorded, '
+          'at the paper\'s width on a fifth of them.',
     files=dict(freezing=ResultsFile(_sweep_lists, RESERVOIR_ENGINE),
                freezing_landscape=ResultsFile(_landscape_lists, LANDSCAPE_ENGINE),
                cover=ResultsFile(_cover_lists, measure=_measure_cover)) | _deciding_files(),

@@ -419,7 +419,8 @@ def plot_pair_norms(t: pd.DataFrame  # From `pair_table`
         ax.set(title=treatment, xlabel='epoch', yscale=scale)
     axs[1].set_ylim(-.05, 1)
     axs[0].set_ylabel('norm of row + column')
-    axs[0].legend(title='weight decay', fontsize=6, title_fontsize=6)
+    axs[-1].legend(title='weight decay', fontsize='small', title_fontsize='small', frameon=False, loc='upper left',
+                   bbox_to_anchor=(1, 1))
     return axs
 
 # %% ../../nbs/64_studies.frozen_weights.ipynb #ffad1590

@@ -20,6 +20,7 @@ __all__ = ['TASK_CHANGES', 'DECAY_FACTOR', 'LONG_STAGE_DECAY', 'DECAY_SETTINGS',
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -858,6 +859,32 @@ def _tradeoff(results):
     names = [k for k in ('decays', 'rates', 'warm', 'longer') if results.lists[k]]
     return tradeoff_runs({k: results.part(k) for k in names})
 
+def _annealed_list(name, scale=None, seeds=None):
+    "Return a list under its name in the record; at the paper's scale most of them are the plain lists"
+    if get_scale(scale) == 'paper' and name != 'warm': return {}
+    return {f'{name}_annealed': ANNEALED_LISTS[name](scale, seeds)}
+
+def _annealed_files():
+    "Return the files of the annealed lists; a list is judged when all of its runs are there"
+    return {f'transfer_{k}_annealed': ResultsFile(partial(_annealed_list, k), PATH, partial=True)
+            for k in ANNEALED_LISTS}
+
+def _has_annealed(results, name):
+    return f'{name}_annealed' in results.lists and results.has(f'{name}_annealed')
+
+def _judged(name):
+    "Return a part of the study: the annealed runs of a list if all of them are recorded, else the plain ones"
+    def part(results):
+        return results.part(f'{name}_annealed' if _has_annealed(results, name) else name)
+    return part
+
+def _judged_tradeoff(results):
+    names = ('decays', 'rates', 'warm')
+    if not all(_has_annealed(results, k) for k in names): return results.part('tradeoff')
+    return tradeoff_runs({k: results.part(f'{k}_annealed') for k in names})
+
+_JUDGED = ('decays', 'rates', 'warm', 'changes', 'samples')   # lists that claims need
+
 def _settings_figure(part, name):
     def draw(df): return plot_transfer_settings(df, xlabel=name)
     def alt(df):
@@ -911,9 +938,9 @@ STUDY = Study(
     paper='frozen',
     about='Networks that learn a second task: weight decay, learning rate, warm starts and interventions.',
     page='experiments/transfer.ipynb',
-    files=dict(transfer=ResultsFile(transfer_lists, PATH)),
+    files=dict(transfer=ResultsFile(transfer_lists, PATH)) | _annealed_files(),
     label=label_transfer,
-    parts=dict(tradeoff=_tradeoff),
+    parts=dict(tradeoff=_tradeoff, judged_tradeoff=_judged_tradeoff) | {f'judged_{k}': _judged(k) for k in _JUDGED},
     claims=('Z6', 'Z7', 'Z8', 'Z9', 'Z11'),
     exhibits=dict(
         decays=_settings_figure('decays', 'weight decay'),
@@ -924,6 +951,5 @@ STUDY = Study(
         paper_resets=Table(lambda: paper_table('frozen_resets'), (), 'Tables 6 to 8 as printed', _CHANGES, folded=True),
         **_gains_exhibits('interventions', 'none', 'Seven interventions'),
         samples=Figure(plot_samples, _samples_alt, ('samples',), 'How many images a reset takes'),
-        warm=Table(_warm_table, ('warm',), 'Means over seeds; a warm start has had another stage of equal length',
-                   'Warm and cold starts')),
+        warm=Table(_warm_table, ('judged_warm',), 'Means over seeds', 'Warm and cold starts')),
     unavailable=_is_unavailable)
