@@ -74,7 +74,10 @@ if __name__ == '__main__':
             if '--memory' in sys.argv:
                 memory[file] = measured(study.name, file)
                 print(file, memory[file], flush=True)
-            df = load_results(root / 'results' / f'{file}_laptop.csv')
+            path = root / 'results' / f'{file}_laptop.csv'
+            if not path.exists():
+                continue   # not recorded yet
+            df = load_results(path)
             row = dict(file=file, scale='laptop', runs=df.recipe.nunique(), seconds=round(core_seconds(df), 2))
             rows.append(row | dict(memory_mb=memory.get(file), machine=df.machine.iloc[0], date=df.date.max()[:10]))
     pd.DataFrame(rows).to_csv(table, index=False, lineterminator='\n')

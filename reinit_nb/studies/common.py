@@ -51,7 +51,7 @@ class ResultsFile:
     engine: Engine | None = None  # How recipes are trained
     measure: Callable | None = None  # Or, without training: a `Look` → DataFrame
     run: Callable | None = None  # Or, where recipes depend on results: `(scale, seeds, **kw)` → DataFrame
-    parts: tuple[str, ...] = ()  # Parts of the study that need this file alone
+    parts: tuple[str, ...] = ()  # Parts of the study that are made from this file
     partial: bool = False  # May recipes, or the whole file, still be missing? Its parts then are what is complete
 
 @dataclass(frozen=True)

@@ -664,16 +664,16 @@ def _until(df, epochs):
     "Return runs as if they had been shorter"
     return df[df.epoch <= epochs].assign(epochs=epochs)
 
-def deciding_runs(small: pd.DataFrame,  # Results of `reservoir_runs`
-                  recorded: dict[str, pd.DataFrame],  # List → results, of those of `deciding_lists` that are complete
-                  scale: str | None = None  # Of the results
-                 ) -> dict[str, pd.DataFrame]:  # Name, one of `DECIDING_RUNS` → results
+def deciding_runs(small: pd.DataFrame | None,  # Results of `reservoir_runs`, if there are any
+                  recorded: dict[str, pd.DataFrame]  # List → results, of those of `deciding_lists` that are complete
+                 ) -> dict[str, pd.DataFrame | None]:  # Name, one of `DECIDING_RUNS` → results, if there are any
     "Return the runs that decide claims: at the paper's width where its list is complete, else the small ones"
     networks = [recorded[k] for k in ('width256', 'mnist') if k in recorded]
-    datasets = {d for df in networks for d in df['task.dataset']}
-    rest = small[~small['task.dataset'].isin(datasets)]
-    found = dict.fromkeys(DECIDING_RUNS, small) | dict(networks=pd.concat([*networks, rest], ignore_index=True))
+    found = dict.fromkeys(DECIDING_RUNS, small)
     if 'width256' not in recorded: return found
+    datasets = {d for df in networks for d in df['task.dataset']}
+    rest = [] if small is None else [small[~small['task.dataset'].isin(datasets)]]
+    found['networks'] = pd.concat([*networks, *rest], ignore_index=True)
     wide = recorded['width256']
     main = wide[wide['task.dataset'] == wide['task.dataset'].iloc[0]]
     for name, key in dict(by_depth='depth', by_width='width', by_regularizer='regularizer').items():
@@ -928,7 +928,9 @@ def _deciding_part(name):
     "Return a part of the study: the runs by which claims are judged"
     def part(results):
         recorded = {k: results.rows(k) for k in deciding_lists(results.scale) if results.has(k)}
-        return deciding_runs(results.part('sweeps'), recorded, results.scale)[name]
+        small = results.rows('sweeps') if results.has('sweeps') else None
+        found = deciding_runs(small, recorded)[name]
+        return results.rows('sweeps') if found is None else found   # an error that names what is missing
     return part
 
 def _curvature(results): return results.rows('curvature' if results.has('curvature') else 'landscapes')
@@ -1053,9 +1055,12 @@ _EXHIBITS = dict(
 
 def _deciding_files():
     "Return the files of the lists that decide; a list is judged when all of its runs are there"
-    engines = dict.fromkeys(deciding_lists('paper'), RESERVOIR_ENGINE) | dict(curvature=LANDSCAPE_ENGINE)
-    return {f'freezing_{k}': ResultsFile(partial(_deciding_list, k), engine, partial=k != 'width256')
-            for k, engine in engines.items()}
+    needed = dict(width256=DECIDING_RUNS, mnist=('networks', 'by_position'), front=('by_position',),
+                  curvature=('roughness',), depth=('by_depth',), width=('by_width',), regularizer=('by_regularizer',),
+                  random=())
+    engines = dict(curvature=LANDSCAPE_ENGINE)
+    return {f'freezing_{k}': ResultsFile(partial(_deciding_list, k), engines.get(k, RESERVOIR_ENGINE), parts=parts,
+                                         partial=k != 'width256') for k, parts in needed.items()}
 
 STUDY = Study(
     name='freezing', title='Frozen layers', paper='freezing', page='experiments/freezing.ipynb',

@@ -866,8 +866,9 @@ def _annealed_list(name, scale=None, seeds=None):
 
 def _annealed_files():
     "Return the files of the annealed lists; a list is judged when all of its runs are there"
-    return {f'transfer_{k}_annealed': ResultsFile(partial(_annealed_list, k), PATH, partial=True)
-            for k in ANNEALED_LISTS}
+    tradeoff = dict.fromkeys(('decays', 'rates', 'warm'), ('judged_tradeoff',))
+    return {f'transfer_{k}_annealed': ResultsFile(partial(_annealed_list, k), PATH, partial=True,
+                                                  parts=(f'judged_{k}', *tradeoff.get(k, ()))) for k in ANNEALED_LISTS}
 
 def _has_annealed(results, name):
     return f'{name}_annealed' in results.lists and results.has(f'{name}_annealed')
