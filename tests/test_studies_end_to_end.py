@@ -13,7 +13,7 @@ from reinit_nb.studies.common import STUDY_NAMES, StudyResults, flatten_recipes,
 WHOLE = dict(
     synthetic=(['synthetic'], ['R1', 'R2', 'R3']),
     reinit_tables=([], ['R4', 'R5']),
-    freezing=(['cover'], ['C11']),
+    freezing=(['cover', 'freezing_width256', 'freezing_regularizer'], ['C1', 'C2', 'C4', 'C9', 'C11']),
     frozen_weights=(['frozen_weights_eigenvalues', 'frozen_weights_flow'], ['Z1', 'Z2']),
     spectra=(['spectra_laws'], ['F4']),
     plasticity=(['plasticity', 'plasticity_tuning'], [f'P{i}' for i in range(1, 13)]),
