@@ -272,7 +272,8 @@ def cost_table(work: Sequence[dict],  # For each run: the column `by`, ops (floa
 def color_of(name: str) -> str:
     "Return the color of a method or of an arm of a study"
     from reinit_nb.baselines import METHOD_COLORS  # imports fastai
-    arms = dict(Baseline=METHOD_COLORS['BL'], Rescaling=METHOD_COLORS['rescale'], frozen='#1f77b4', trained='#ff7f0e')
+    arms = dict(Baseline=METHOD_COLORS['BL'], Rescaling=METHOD_COLORS['rescale'], frozen='#1f77b4', trained='#ff7f0e',
+                standard=METHOD_COLORS['BL'], none=METHOD_COLORS['BL'], dirac='#0f4c81', fresh='#111111')
     remedies = {'plain': METHOD_COLORS['BL'], 'S&P': METHOD_COLORS['shrink'], 'head': METHOD_COLORS['FC'],
                 'reset': '#111111', 'L2': '#17becf', 'L2 Init': '#1f77b4', 'CBP': '#9467bd', 'ReDo': '#e3a000',
                 'DASH': '#bcbd22', 'FIRE': '#8c564b'}

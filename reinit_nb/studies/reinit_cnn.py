@@ -749,7 +749,10 @@ def plot_weight_sizes(t: pd.DataFrame  # From `weight_size_ratios`
         ax.plot(np.exp(x), norm.pdf(x, mean, std), color=color_of(m), label=m)
     ax.axvline(1, c='k', lw=.8, ls=':')
     ax.set(xscale='log', xlabel='size of the weights / BL', ylabel='density')
-    ax.legend()
+    ticks = [v for v in (.25, .5, 1, 2, 4) if ax.get_xlim()[0] <= v <= ax.get_xlim()[1]]
+    ax.set_xticks(ticks, [f'{v:g}' for v in ticks])
+    ax.minorticks_off()
+    ax.legend(frameon=False)
     return ax
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #939d5db0

@@ -855,7 +855,7 @@ def plot_predictors(df: pd.DataFrame,  # One row for each run
                     rhos: pd.DataFrame | None = None  # From `rank_predictors`: written above the panels
                    ):  # One Axes for each of `xs`
     "Plot how networks generalize, by what was measured"
-    axs = new_axes(len(xs), size=(min(2.7, 11 / len(xs)), 3.2), sharey=True)
+    axs = new_axes(len(xs), size=(3, 3.2), sharey=True)
     for ax, x in zip(axs, xs):
         for name, g in (df[df[x] > 0] if log else df).groupby(by, sort=False):
             ax.plot(g[x], g[y], 'o', ms=3, alpha=.7, label=name)

@@ -41,7 +41,17 @@ from reinit_nb.path import (
 )
 from ..stats import format_interval, mean_interval, paired_differences
 from ..store import paper_table
-from .common import Figure, ResultsFile, Study, Table, cost_table, label_runs, ranking, seed_range
+from reinit_nb.studies.common import (
+    Figure,
+    ResultsFile,
+    Study,
+    Table,
+    color_of,
+    cost_table,
+    label_runs,
+    ranking,
+    seed_range,
+)
 from .frozen_weights import exposure, new_seed_range
 from ..sweep import PATH
 from ..vision import Task, paper_tasks
@@ -737,6 +747,12 @@ def variant_table(df: pd.DataFrame,  # From `label_transfer` of changes, interve
     return pd.DataFrame(rows)
 
 # %% ../../nbs/65_studies.transfer.ipynb #2ca95935
+def _variant_color(variant):
+    "Return the color of a variant; a reset is the Dirac reset"
+    name, _, other = variant.partition(', ')
+    if other: return '#c7c7c7'   # the same with another learning rate
+    return color_of('dirac' if name == 'reset' else name)
+
 def plot_gains(df: pd.DataFrame,  # From `label_transfer`
                base: str = 'standard',  # The variant to compare with
                ax=None  # Where to draw
@@ -749,8 +765,9 @@ def plot_gains(df: pd.DataFrame,  # From `label_transfer`
     for j, variant in enumerate(variants):
         gains = variant_gains(df, variant, base)
         means = gains.groupby('setting').gain.mean()
-        ax.plot(100 * gains.gain, gains.setting.map(top) + j, 'o', c=f'C{j}', ms=4, alpha=.7, label=variant)
-        ax.plot(100 * means, [top[s] + j for s in means.index], '|', c=f'C{j}', ms=11, mew=2)
+        color = _variant_color(variant)
+        ax.plot(100 * gains.gain, gains.setting.map(top) + j, 'o', c=color, ms=4, alpha=.7, label=variant)
+        ax.plot(100 * means, [top[s] + j for s in means.index], '|', c=color, ms=11, mew=2)
     ax.axvline(0, c='k', lw=.6)
     ax.set(yticks=[top[s] + (len(variants) - 1) / 2 for s in settings], yticklabels=settings,
            xlabel=f'test accuracy, points over {base}')
@@ -764,10 +781,11 @@ def plot_samples(df: pd.DataFrame,  # From `label_transfer` of samples
                 ):  # Axes
     "Plot test accuracy against the share of the training images: the mean and every seed"
     ax = new_axes(size=(4.6, 2.8), ax=ax)
-    for j, (variant, g) in enumerate(df.groupby('variant', sort=False)):
+    for variant, g in df.groupby('variant', sort=False):
         means = g.groupby('setting').test_acc.mean()
-        ax.plot(means.index, 100 * means, '-', c=f'C{j}', label=variant)
-        ax.plot(g.setting, 100 * g.test_acc, 'o', c=f'C{j}', ms=3, alpha=.6)
+        color = _variant_color(variant)
+        ax.plot(means.index, 100 * means, '-', c=color, label=variant)
+        ax.plot(g.setting, 100 * g.test_acc, 'o', c=color, ms=3, alpha=.6)
     fractions = sorted(df.setting.unique())
     ax.set(xscale='log', xlabel='fraction of the training images', ylabel='test accuracy [%]', xticks=fractions)
     ax.set_xticklabels([f'{f:g}' for f in fractions])
@@ -806,18 +824,19 @@ def plot_gain_correlations(df: pd.DataFrame,  # From `label_transfer` of interve
                           ):  # Axes
     "Plot the gain of each intervention against a count of frozen filters: a dot for each seed, a line of means"
     variants = [v for v in dict.fromkeys(df.variant) if v != base]
-    axs = new_axes(len(variants), len(variants), size=(1.7, 2.2), sharey=True)
+    axs = new_axes(len(variants), 3, size=(2.6, 2.2), sharey=True)
     counts = df[df.variant == base].set_index(['setting', 'seed'])[count]
     for ax, variant in zip(axs, variants):
         gains = variant_gains(df, variant, base).set_index(['setting', 'seed']).gain
         dots = pd.DataFrame(dict(x=counts.loc[gains.index], y=100 * gains))
         means = dots.groupby('setting').mean().sort_values('x')
         ax.axhline(0, c='k', lw=.6)
-        ax.plot(dots.x, dots.y, 'o', ms=3, alpha=.6)
-        ax.plot(means.x, means.y, '-', c='C1')
+        color = _variant_color(variant)
+        ax.plot(dots.x, dots.y, 'o', ms=3, alpha=.6, c=color)
+        ax.plot(means.x, means.y, '-', c=color)
         ax.set_title(variant, fontsize='medium')
-    axs[0].set_ylabel('points over ' + base)
-    axs[len(variants) // 2].set_xlabel('frozen filters before the second task')
+    axs[0].figure.supylabel('points over ' + base, fontsize='medium')
+    axs[0].figure.supxlabel('frozen filters before the second task', fontsize='medium')
     return axs
 
 # %% ../../nbs/65_studies.transfer.ipynb #34b925fe
