@@ -22,18 +22,22 @@ from reinit_nb.between import (
     HareTortoiseCallback,
     InterveneCallback,
     L2InitCallback,
+    SoftRescaleCallback,
     check_intervention,
     dash_reset,
     dash_shrink,
     fire_weight,
     intervene,
     nearest_orthogonal,
+    pull_gradients,
+    soft_rescale,
 )
 from reinit_nb.checkpoint import CheckpointCallback
 from reinit_nb.compare import compare
 from reinit_nb.core import ReinitError
 from reinit_nb.freezing import freeze_layers
 from reinit_nb.models import model
+from reinit_nb.recycle import CBPCallback, ReDoCallback, ReGraMaCallback, SNRCallback, SWRCallback
 
 
 def mlp(seed=0):
@@ -176,9 +180,12 @@ def test_dash_reads_a_loader_batch_by_batch_and_leaves_its_order_alone():
 
 @pytest.mark.parametrize('make', [
     partial(InterveneCallback, name, epochs=[2]) for name in ('dirac', 'shrink', 'fresh', 'FIRE', 'DASH')]
-    + [partial(DASHCallback, epochs=[2]), partial(DiracResetCallback, .2, epochs=[2])])
-def test_every_intervention_can_be_compared(make):
-    "Before an epoch of a fit, paired with a baseline that sees the same batches"
+    + [partial(InterveneCallback, 'FC', epochs=[2]), partial(DASHCallback, epochs=[2]),
+       partial(DiracResetCallback, .2, epochs=[2]), partial(L2InitCallback, .1), partial(HareTortoiseCallback, .5, 5),
+       partial(SoftRescaleCallback, .2), partial(ReDoCallback, .5, 5), partial(ReGraMaCallback, .5, 5),
+       partial(CBPCallback, .05, 3), partial(SNRCallback, .9, enough=1, first=1), partial(SWRCallback, .1, 5)])
+def test_every_remedy_can_be_compared(make):
+    "Each is paired with a baseline that sees the same batches, whatever it draws and looks at"
     def shuffled(seed):
         learn = learner(mlp(seed))
         learn.dls.train.shuffle = True
@@ -222,6 +229,50 @@ def test_l2_init_without_a_penalty_and_frozen():
     learner(c).fit(1, .1, cbs=[L2InitCallback(1.)])
     assert torch.equal(c[0].weight, old)
 
+def test_one_step_of_l2_init_without_fastai():
+    net = mlp()
+    first = {n: torch.randn_like(p) for n, p in net.named_parameters()}
+    x, y = batches(1)[0]
+    penalty = sum((p - first[n]).square().sum() for n, p in net.named_parameters())
+    expected = torch.autograd.grad(F.cross_entropy(net(x), y) + .3 * penalty, list(net.parameters()))
+    F.cross_entropy(net(x), y).backward()
+    pull_gradients(net, first, .3)
+    for p, g in zip(net.parameters(), expected): torch.testing.assert_close(p.grad, g)
+
+# ---------------------------------------------------------------- soft rescaling
+
+def test_soft_rescaling_is_the_plain_loop():
+    a, b, lam, lr = mlp(), mlp(), .2, .1
+    norms = [float(a[i].weight.norm()) for i in (0, 2)]
+    for x, y in batches():
+        for p in a.parameters(): p.grad = None
+        F.cross_entropy(a(x), y).backward()
+        with torch.no_grad():
+            for p in a.parameters(): p -= lr * p.grad
+            for i, first in zip((0, 2), norms):
+                now = float(a[i].weight.norm())
+                a[i].weight *= (lam * first + (1 - lam) * now) / now
+    learner(b).fit(1, lr, wd=0., cbs=SoftRescaleCallback(lam))
+    assert_same(a, b)
+
+def test_limits_of_soft_rescaling():
+    a, b, c = mlp(), mlp(), mlp()
+    first = [c[i].weight.norm().item() for i in (0, 2)]
+    learner(a).fit(1, .1)
+    learner(b).fit(1, .1, cbs=SoftRescaleCallback(0.))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+    learner(c).fit(1, .1, cbs=SoftRescaleCallback(1.))   # the norms stay as they are, as in LW's rescaling
+    assert [c[i].weight.norm().item() for i in (0, 2)] == pytest.approx(first, rel=1e-5)
+    d = mlp()
+    freeze_layers(d, ['0'])
+    with torch.no_grad(): d[2].weight.zero_()   # no direction: it is left alone
+    old = d[0].weight.detach().clone()
+    soft_rescale(d, {'2.weight': torch.tensor(1.)}, .5)
+    assert (d[2].weight == 0).all()
+    learner(d).fit(1, .1, cbs=SoftRescaleCallback(.5))
+    assert torch.equal(d[0].weight, old) and torch.isfinite(d[2].weight).all()
+    with pytest.raises(ReinitError, match='lam=2'): SoftRescaleCallback(2)
+
 # ---------------------------------------------------------------- Hare and Tortoise
 
 def test_hare_and_tortoise_is_the_plain_loop():
@@ -258,7 +309,7 @@ def test_a_step_that_was_skipped_does_not_count():
 # ---------------------------------------------------------------- resuming
 
 @pytest.mark.parametrize('make', [partial(L2InitCallback, .1), partial(HareTortoiseCallback, .8, 5),
-                                  partial(InterveneCallback, 'shrink', epochs=[1, 2]),
+                                  partial(SoftRescaleCallback, .2), partial(InterveneCallback, 'shrink', epochs=[1, 2]),
                                   partial(DASHCallback, epochs=[1, 2])])
 def test_resumed_is_never_stopped(make, tmp_path):
     class Die(Callback):
