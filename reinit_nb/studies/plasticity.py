@@ -614,10 +614,10 @@ LONGER_PROBLEMS = ('permuted_mnist', 'random_cifar')
 LONGER_SEEDS = 300   # the first one: neither tuned on nor judged
 
 def longer_streams(scale: str | None = None,  # As in `core.scale`
-                   seeds: int | None = None  # How many; default: 2, 6 and 10 by scale
+                   seeds: int | None = None  # How many; default: 2, 4 and 10 by scale
                   ) -> list[StreamRun]:
     "Return streams of five times as many tasks, which are shown next to the judged ones and decide nothing"
-    runs = judged_streams(scale, len(seed_range(seeds, (2, 6, 10), scale)))
+    runs = judged_streams(scale, len(seed_range(seeds, (2, 4, 10), scale)))
     return [r.replace(tasks=5 * r.tasks, seed=LONGER_SEEDS + r.seed) for k in LONGER_PROBLEMS for r in runs[k]]
 
 # %% ../../nbs/69_studies.plasticity.ipynb #896e2ea1
