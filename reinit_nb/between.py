@@ -228,7 +228,8 @@ def _same_order(data):
 def mean_descent(model: nn.Module,  # Stays as it is
                  data,  # A batch `(x, y)`, a list of batches, or a loader
                  loss: Callable | None = None,  # As `loss(output, y)`; default: cross entropy
-                 decay: float = .3  # Share of each batch in the running mean
+                 decay: float = .3,  # Share of each batch in the running mean
+                 distributed: bool = False  # Average over processes, each with data of its own?
                 ) -> dict[str, Tensor]:  # Parameter → running mean of the negative gradient
     "Run over data once, in evaluation mode, and average the negative gradient"
     function = loss or nn.functional.cross_entropy
@@ -240,6 +241,10 @@ def mean_descent(model: nn.Module,  # Stays as it is
                                         allow_unused=True)
             for n, g in zip(params, grads):
                 if g is not None: mean[n] = (1 - decay) * mean.get(n, torch.zeros_like(g)) - decay * g
+    if distributed:
+        for t in mean.values():
+            torch.distributed.all_reduce(t)
+            t /= torch.distributed.get_world_size()
     return mean
 
 # %% ../nbs/44_between.ipynb #dash0003
@@ -252,14 +257,15 @@ def dash_reset(model: nn.Module,  # Changed in place
                data,  # The new data: as in `mean_descent`
                loss: Callable | None = None,  # As in `mean_descent`
                floor: float = .05,  # Smallest factor
-               decay: float = .3  # As in `mean_descent`
+               decay: float = .3,  # As in `mean_descent`
+               distributed: bool = False  # As in `mean_descent`
               ) -> pd.DataFrame:  # One row per parameter: parameter, entries, changed, norm_before, norm_after
     "Shrink every layer by its alignment with the negative gradient on new data"
     _check_dash(floor, decay)
     model = unwrap_model(check_model(model))
     weights = drawn_weights(model)
     layers = {n.rpartition('.')[0] for n in weights}
-    descent = mean_descent(model, data, loss, decay)
+    descent = mean_descent(model, data, loss, decay, distributed)
     rows = []
     for n, p in model.named_parameters():
         own = n in weights or n.rpartition('.')[0] in layers
@@ -272,7 +278,7 @@ def dash_reset(model: nn.Module,  # Changed in place
 INTERVENTIONS = {'none': keep_weights, 'dirac': dirac_reset, 'LW': layerwise_reset, 'FC': head_reset,
                  'LLF': later_layers_reset, 'shrink': shrink_perturb, 'rescale': rescale_weights,
                  'fresh': fresh_weights, 'FIRE': fire_reset, 'DASH': dash_reset}
-_GIVEN = ('init', 'streams', 'data', 'loss')   # arguments that come from the caller of `intervene`
+_GIVEN = ('init', 'streams', 'data', 'loss', 'distributed')   # arguments that come from the caller of `intervene`
 
 def _arguments(name):
     "Arguments of an intervention and their defaults"
@@ -317,13 +323,14 @@ def intervene(model: nn.Module,  # Changed in place
               init: str | Callable = 'he',  # How they are drawn
               data=None,  # DASH: the new data, as in `mean_descent`
               loss: Callable | None = None,  # DASH: as in `mean_descent`
+              distributed: bool = False,  # DASH: as in `mean_descent`
               **options  # Of that intervention; `None`: its default
              ) -> pd.DataFrame:  # One row per parameter: parameter, entries, changed, norm_before, norm_after
     "Do one of `INTERVENTIONS` to a model, in place"
     options = _given_options(name, options)
     model = unwrap_model(check_model(model))
     if needs_data(name) and data is None: raise ReinitError(f'{name} needs data: give some, as in data=dls.train')
-    given = {k: v for k, v in zip(_GIVEN, (init, streams, data, loss)) if k in _arguments(name)}
+    given = {k: v for k, v in zip(_GIVEN, (init, streams, data, loss, distributed)) if k in _arguments(name)}
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     INTERVENTIONS[name](model, **options, **given)
     rows = [(n, p.numel(), int((p != before[n]).sum()), float(before[n].norm()), float(p.norm()))
@@ -368,8 +375,9 @@ class InterveneCallback(FitCallback):
     def apply(self, model: nn.Module) -> pd.DataFrame:
         "Intervene now"
         when = str(self.task) if self.epochs is None else f'{self.task}, {self.epoch + 1}'
+        distributed = isinstance(self.learn.model, nn.parallel.DistributedDataParallel)
         return intervene(model, self.intervention, Streams(self.seed).fork(when), self.init, self.dls.train,
-                         self.loss_func, **self.options)
+                         self.loss_func, distributed, **self.options)
 
     columns = ('task', 'parameter', 'entries', 'changed', 'norm_before', 'norm_after')
 

@@ -1,10 +1,14 @@
 "FIRE, DASH, L2 Init, Hare and Tortoise: against independent computations"
 import math
+import os
+import socket
 import weakref
 from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
@@ -48,8 +52,8 @@ def batches(n=12, seed=1):
     g = torch.Generator().manual_seed(seed)
     return [(torch.randn(16, 6, generator=g), torch.randint(3, (16,), generator=g)) for _ in range(n)]
 
-def learner(net, opt_func=SGD, cbs=()):
-    items = [(x, y) for xb, yb in batches() for x, y in zip(xb, yb)]
+def learner(net, opt_func=SGD, cbs=(), data=None):
+    items = [(x, y) for xb, yb in data or batches() for x, y in zip(xb, yb)]
     dls = DataLoaders(*(DataLoader(items, bs=16, shuffle=False, num_workers=0) for _ in range(2)), device='cpu')
     learn = Learner(dls, net, CrossEntropyLossFlat(), opt_func=opt_func, cbs=cbs).remove_cb(ProgressCallback)
     learn.logger = noop
@@ -325,3 +329,33 @@ def test_resumed_is_never_stopped(make, tmp_path):
     with pytest.raises(KeyboardInterrupt): run(mlp(), tmp_path / 'b.pth', Die())
     resumed = run(mlp(9), tmp_path / 'b.pth')
     assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), resumed.parameters()))
+
+# ---------------------------------------------------------------- two processes
+
+SHARED = [partial(InterveneCallback, 'shrink', epochs=[2]), partial(DASHCallback, epochs=[2]),
+          partial(L2InitCallback, .1), partial(SoftRescaleCallback, .2), partial(HareTortoiseCallback, .8, 5)]
+
+def work(rank, port, out):
+    "Train one network on batches of its own"
+    os.environ.update(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo')
+    found = []
+    for make in SHARED:
+        learn = learner(mlp(), data=batches(seed=rank))
+        learn.model = nn.parallel.DistributedDataParallel(learn.model)
+        learn.fit(2, .05, cbs=make())
+        found.append(learn.model.module.state_dict())
+    torch.save(found, f'{out}/rank{rank}.pt')
+    dist.destroy_process_group()
+
+@pytest.mark.slow
+def test_processes_agree(tmp_path):
+    "Also where each process has seen data of its own, as DASH has"
+    if not dist.is_available() or not dist.is_gloo_available(): pytest.skip('torch was built without gloo')
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    mp.spawn(work, (port, str(tmp_path)), nprocs=2)
+    a, b = (torch.load(tmp_path / f'rank{r}.pt') for r in range(2))
+    for one, other in zip(a, b, strict=True): assert all(torch.equal(v, other[k]) for k, v in one.items())
