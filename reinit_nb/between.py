@@ -7,8 +7,9 @@ __all__ = ['ONE_D', 'INTERVENTIONS', 'SPARSITY_KINDS', 'dirac', 'dirac_reset', '
            'fresh_weights', 'head_reset', 'later_layers_reset', 'layerwise_reset', 'rescale_weights', 'shrink_perturb',
            'nearest_orthogonal', 'fire_weight', 'fire_reset', 'dash_shrink', 'mean_descent', 'dash_reset',
            'intervention_options', 'needs_data', 'check_intervention', 'intervene', 'InterveneCallback',
-           'DiracResetCallback', 'DASHCallback', 'L2InitCallback', 'move_average', 'HareTortoiseCallback', 'sparsity',
-           'sparsity_totals', 'entry_mask', 'sparse_masks', 'set_zero', 'sparsify', 'HoldZerosCallback']
+           'DiracResetCallback', 'DASHCallback', 'pull_gradients', 'L2InitCallback', 'soft_rescale',
+           'SoftRescaleCallback', 'move_average', 'HareTortoiseCallback', 'sparsity', 'sparsity_totals', 'entry_mask',
+           'sparse_masks', 'set_zero', 'sparsify', 'HoldZerosCallback']
 
 # %% ../nbs/44_between.ipynb #57662eae
 import inspect
@@ -227,7 +228,8 @@ def _same_order(data):
 def mean_descent(model: nn.Module,  # Stays as it is
                  data,  # A batch `(x, y)`, a list of batches, or a loader
                  loss: Callable | None = None,  # As `loss(output, y)`; default: cross entropy
-                 decay: float = .3  # Share of each batch in the running mean
+                 decay: float = .3,  # Share of each batch in the running mean
+                 distributed: bool = False  # Average over processes, each with data of its own?
                 ) -> dict[str, Tensor]:  # Parameter → running mean of the negative gradient
     "Run over data once, in evaluation mode, and average the negative gradient"
     function = loss or nn.functional.cross_entropy
@@ -239,6 +241,10 @@ def mean_descent(model: nn.Module,  # Stays as it is
                                         allow_unused=True)
             for n, g in zip(params, grads):
                 if g is not None: mean[n] = (1 - decay) * mean.get(n, torch.zeros_like(g)) - decay * g
+    if distributed:
+        for t in mean.values():
+            torch.distributed.all_reduce(t)
+            t /= torch.distributed.get_world_size()
     return mean
 
 # %% ../nbs/44_between.ipynb #dash0003
@@ -251,14 +257,15 @@ def dash_reset(model: nn.Module,  # Changed in place
                data,  # The new data: as in `mean_descent`
                loss: Callable | None = None,  # As in `mean_descent`
                floor: float = .05,  # Smallest factor
-               decay: float = .3  # As in `mean_descent`
+               decay: float = .3,  # As in `mean_descent`
+               distributed: bool = False  # As in `mean_descent`
               ) -> pd.DataFrame:  # One row per parameter: parameter, entries, changed, norm_before, norm_after
     "Shrink every layer by its alignment with the negative gradient on new data"
     _check_dash(floor, decay)
     model = unwrap_model(check_model(model))
     weights = drawn_weights(model)
     layers = {n.rpartition('.')[0] for n in weights}
-    descent = mean_descent(model, data, loss, decay)
+    descent = mean_descent(model, data, loss, decay, distributed)
     rows = []
     for n, p in model.named_parameters():
         own = n in weights or n.rpartition('.')[0] in layers
@@ -271,7 +278,7 @@ def dash_reset(model: nn.Module,  # Changed in place
 INTERVENTIONS = {'none': keep_weights, 'dirac': dirac_reset, 'LW': layerwise_reset, 'FC': head_reset,
                  'LLF': later_layers_reset, 'shrink': shrink_perturb, 'rescale': rescale_weights,
                  'fresh': fresh_weights, 'FIRE': fire_reset, 'DASH': dash_reset}
-_GIVEN = ('init', 'streams', 'data', 'loss')   # arguments that come from the caller of `intervene`
+_GIVEN = ('init', 'streams', 'data', 'loss', 'distributed')   # arguments that come from the caller of `intervene`
 
 def _arguments(name):
     "Arguments of an intervention and their defaults"
@@ -316,13 +323,14 @@ def intervene(model: nn.Module,  # Changed in place
               init: str | Callable = 'he',  # How they are drawn
               data=None,  # DASH: the new data, as in `mean_descent`
               loss: Callable | None = None,  # DASH: as in `mean_descent`
+              distributed: bool = False,  # DASH: as in `mean_descent`
               **options  # Of that intervention; `None`: its default
              ) -> pd.DataFrame:  # One row per parameter: parameter, entries, changed, norm_before, norm_after
     "Do one of `INTERVENTIONS` to a model, in place"
     options = _given_options(name, options)
     model = unwrap_model(check_model(model))
     if needs_data(name) and data is None: raise ReinitError(f'{name} needs data: give some, as in data=dls.train')
-    given = {k: v for k, v in zip(_GIVEN, (init, streams, data, loss)) if k in _arguments(name)}
+    given = {k: v for k, v in zip(_GIVEN, (init, streams, data, loss, distributed)) if k in _arguments(name)}
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     INTERVENTIONS[name](model, **options, **given)
     rows = [(n, p.numel(), int((p != before[n]).sum()), float(before[n].norm()), float(p.norm()))
@@ -367,8 +375,9 @@ class InterveneCallback(FitCallback):
     def apply(self, model: nn.Module) -> pd.DataFrame:
         "Intervene now"
         when = str(self.task) if self.epochs is None else f'{self.task}, {self.epoch + 1}'
+        distributed = isinstance(self.learn.model, nn.parallel.DistributedDataParallel)
         return intervene(model, self.intervention, Streams(self.seed).fork(when), self.init, self.dls.train,
-                         self.loss_func, **self.options)
+                         self.loss_func, distributed, **self.options)
 
     columns = ('task', 'parameter', 'entries', 'changed', 'norm_before', 'norm_after')
 
@@ -412,15 +421,13 @@ class DASHCallback(InterveneCallback):
         super().__init__('DASH', tasks, opt_state, epochs=epochs, floor=floor, decay=decay)
 
 # %% ../nbs/44_between.ipynb #l2in0002
-class L2InitCallback(FitCallback):
-    "Add λ‖θ − θ₀‖² to the loss, where θ₀ are the weights before the first fit"
-    order, run_valid = 50, False   # before gradients are clipped, after they are unscaled
-    def __init__(self,
-                 lam: float = 1e-3  # λ
-                ):
-        self.lam = check_number('lam', lam, 0)
-        self.initial = {}   # name → θ₀
-        self.net, self.active = None, False
+def _named_copies(model): return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+class _FromStartCallback(FitCallback):
+    "Note something about the weights when the first fit of a model begins, and act in its steps"
+    run_valid = False
+
+    def __init__(self): self.net, self.active, self.skipped = None, False, False
 
     def before_fit(self):
         if self.learn.lock.locked(): return   # only a validation
@@ -428,13 +435,35 @@ class L2InitCallback(FitCallback):
         net = unwrap_model(self.learn.model)
         if self.active and self.net is not net:
             self.net = net
-            self.initial = {n: p.detach().clone() for n, p in net.named_parameters()}
+            self.begin(net)
+
+    def before_batch(self): self.skipped = False
+    def after_cancel_step(self): self.skipped = True   # `after_step` comes nevertheless
+
+@torch.no_grad()
+def pull_gradients(model: nn.Module,  # Whose gradients are changed in place
+                   initial: dict,  # Name of a parameter → its value in the beginning
+                   lam: float  # λ
+                  ):
+    "Add the gradient of λ‖θ − θ₀‖² to the gradients that are there"
+    for n, p in model.named_parameters():
+        if p.grad is not None: p.grad.add_(p - initial[n].to(p.device), alpha=2 * lam)
+
+class L2InitCallback(_FromStartCallback):
+    "Add λ‖θ − θ₀‖² to the loss, where θ₀ are the weights before the first fit"
+    order = 50   # before gradients are clipped, after they are unscaled
+    def __init__(self,
+                 lam: float = 1e-3  # λ
+                ):
+        super().__init__()
+        self.lam = check_number('lam', lam, 0)
+        self.initial = {}   # name → θ₀
+
+    def begin(self, net): self.initial = _named_copies(net)
 
     def before_step(self):
         "Add the gradient of the penalty; the loss that is reported stays that of the task"
-        if not self.active: return
-        for n, p in self.net.named_parameters():
-            if p.grad is not None: p.grad.add_(p.detach() - self.initial[n].to(p.device), alpha=2 * self.lam)
+        if self.active: pull_gradients(self.net, self.initial, self.lam)
 
     @property
     def distance(self) -> float:
@@ -445,6 +474,40 @@ class L2InitCallback(FitCallback):
     def state_dict(self) -> dict: return dict(initial=self.initial)
     def load_state_dict(self, state: dict): self.initial = dict(state['initial'])
 
+# %% ../nbs/44_between.ipynb #soft0001
+@torch.no_grad()
+def soft_rescale(model: nn.Module,  # Changed in place
+                 norms: dict,  # Name of a weight → its norm in the beginning
+                 lam: float,  # Share of the way to that norm
+                 names: Iterable[str] | None = None  # Weights that are rescaled; default: those in `norms`
+                ):
+    "Move the norms of weights towards those of the beginning"
+    weights = drawn_weights(model)
+    for n in norms if names is None else names:
+        now = norm_of(weights[n])
+        wanted = (1 - lam) * now + lam * norms[n].to(now)
+        weights[n].mul_(torch.where(now > 0, wanted / now, 1.))   # a weight of zeros has no direction
+
+class SoftRescaleCallback(_FromStartCallback):
+    "Move the norm of each weight towards that before the first fit, after every step"
+    order = 57
+    def __init__(self,
+                 lam: float = 1e-3  # Share of the way to the initial norm
+                ):
+        super().__init__()
+        self.lam = check_number('lam', lam, 0, 1)
+        self.norms = {}   # name → ‖W₀‖
+
+    def begin(self, net): self.norms = {n: norm_of(p.detach()) for n, p in drawn_weights(net).items()}
+
+    def after_step(self):
+        if not self.active or self.skipped: return
+        trained = [n for n, p in drawn_weights(self.net).items() if p.grad is not None]   # the others do not move
+        soft_rescale(self.net, self.norms, self.lam, trained)
+
+    def state_dict(self) -> dict: return dict(norms=self.norms)
+    def load_state_dict(self, state: dict): self.norms = dict(state['norms'])
+
 # %% ../nbs/44_between.ipynb #hare0001
 @torch.no_grad()
 def move_average(average: dict,  # Name → tensor, changed in place
@@ -454,31 +517,21 @@ def move_average(average: dict,  # Name → tensor, changed in place
     "Move a running average of the parameters towards those of the model"
     for n, p in model.named_parameters(): average[n].lerp_(p.detach().to(average[n]), 1 - mu)
 
-class HareTortoiseCallback(FitCallback):
+class HareTortoiseCallback(_FromStartCallback):
     "Average the weights slowly, and return to the average at intervals"
-    order, run_valid = 57, False
+    order = 57
     def __init__(self,
                  mu: float = .999,  # Share of the tortoise that stays in each step
                  every: int = 1000,  # Steps until the hare returns to the tortoise
                  opt_state: str = 'keep'  # Reset the state of the optimizer then (`zero`), or `keep` it
                 ):
+        super().__init__()
         self.mu = check_number('mu', mu, 0, 1)
         self.every = check_number('every', every, 1, integer=True)
         self.opt_state = check_choice('opt_state', opt_state, ('zero', 'keep'))
-        self.tortoise, self.net, self.active, self.skipped = {}, None, False, False
-        self.step = 0
-        self.events = []
+        self.tortoise, self.step, self.events = {}, 0, []
 
-    def before_fit(self):
-        if self.learn.lock.locked(): return   # only a validation
-        self.active = not hasattr(self.learn, 'lr_finder')
-        net = unwrap_model(self.learn.model)
-        if self.active and self.net is not net:
-            self.net, self.step, self.events = net, 0, []
-            self.tortoise = {n: p.detach().clone() for n, p in net.named_parameters()}
-
-    def before_batch(self): self.skipped = False
-    def after_cancel_step(self): self.skipped = True   # `after_step` comes nevertheless
+    def begin(self, net): self.tortoise, self.step, self.events = _named_copies(net), 0, []
 
     def after_step(self):
         if not self.active or self.skipped: return

@@ -1,10 +1,14 @@
 "FIRE, DASH, L2 Init, Hare and Tortoise: against independent computations"
 import math
+import os
+import socket
 import weakref
 from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
@@ -22,18 +26,22 @@ from reinit_nb.between import (
     HareTortoiseCallback,
     InterveneCallback,
     L2InitCallback,
+    SoftRescaleCallback,
     check_intervention,
     dash_reset,
     dash_shrink,
     fire_weight,
     intervene,
     nearest_orthogonal,
+    pull_gradients,
+    soft_rescale,
 )
 from reinit_nb.checkpoint import CheckpointCallback
 from reinit_nb.compare import compare
 from reinit_nb.core import ReinitError
 from reinit_nb.freezing import freeze_layers
 from reinit_nb.models import model
+from reinit_nb.recycle import CBPCallback, ReDoCallback, ReGraMaCallback, SNRCallback, SWRCallback
 
 
 def mlp(seed=0):
@@ -44,8 +52,8 @@ def batches(n=12, seed=1):
     g = torch.Generator().manual_seed(seed)
     return [(torch.randn(16, 6, generator=g), torch.randint(3, (16,), generator=g)) for _ in range(n)]
 
-def learner(net, opt_func=SGD, cbs=()):
-    items = [(x, y) for xb, yb in batches() for x, y in zip(xb, yb)]
+def learner(net, opt_func=SGD, cbs=(), data=None):
+    items = [(x, y) for xb, yb in data or batches() for x, y in zip(xb, yb)]
     dls = DataLoaders(*(DataLoader(items, bs=16, shuffle=False, num_workers=0) for _ in range(2)), device='cpu')
     learn = Learner(dls, net, CrossEntropyLossFlat(), opt_func=opt_func, cbs=cbs).remove_cb(ProgressCallback)
     learn.logger = noop
@@ -176,14 +184,19 @@ def test_dash_reads_a_loader_batch_by_batch_and_leaves_its_order_alone():
 
 @pytest.mark.parametrize('make', [
     partial(InterveneCallback, name, epochs=[2]) for name in ('dirac', 'shrink', 'fresh', 'FIRE', 'DASH')]
-    + [partial(DASHCallback, epochs=[2]), partial(DiracResetCallback, .2, epochs=[2])])
-def test_every_intervention_can_be_compared(make):
-    "Before an epoch of a fit, paired with a baseline that sees the same batches"
+    + [partial(InterveneCallback, 'FC', epochs=[2]), partial(DASHCallback, epochs=[2]),
+       partial(DiracResetCallback, .2, epochs=[2]), partial(L2InitCallback, .1), partial(HareTortoiseCallback, .5, 5),
+       partial(SoftRescaleCallback, .2), partial(ReDoCallback, .5, 5), partial(ReGraMaCallback, .5, 5),
+       partial(CBPCallback, .05, 3), partial(SNRCallback, .9, enough=1, first=1), partial(SWRCallback, .1, 5)])
+def test_every_remedy_can_be_compared(make):
+    "Each is paired with a baseline that sees the same batches, whatever it draws and looks at"
     def shuffled(seed):
-        learn = learner(mlp(seed))
+        net = mlp(seed)
+        with torch.no_grad(): net[0].bias -= 1.   # so that units are silent at times, which SNR needs
+        learn = learner(net)
         learn.dls.train.shuffle = True
         return learn
-    df = compare(shuffled, make, epochs=3, seeds=2, controls=False)
+    df = compare(shuffled, make, epochs=3, seeds=2, controls=False, fit=partial(Learner.fit, lr=.1))
     by = df.pivot(index='seed', columns='method', values='train_loss')
     assert df.steps.nunique() == 1 and (by.nunique(axis=1) == 2).all()
 
@@ -222,6 +235,50 @@ def test_l2_init_without_a_penalty_and_frozen():
     learner(c).fit(1, .1, cbs=[L2InitCallback(1.)])
     assert torch.equal(c[0].weight, old)
 
+def test_one_step_of_l2_init_without_fastai():
+    net = mlp()
+    first = {n: torch.randn_like(p) for n, p in net.named_parameters()}
+    x, y = batches(1)[0]
+    penalty = sum((p - first[n]).square().sum() for n, p in net.named_parameters())
+    expected = torch.autograd.grad(F.cross_entropy(net(x), y) + .3 * penalty, list(net.parameters()))
+    F.cross_entropy(net(x), y).backward()
+    pull_gradients(net, first, .3)
+    for p, g in zip(net.parameters(), expected): torch.testing.assert_close(p.grad, g)
+
+# ---------------------------------------------------------------- soft rescaling
+
+def test_soft_rescaling_is_the_plain_loop():
+    a, b, lam, lr = mlp(), mlp(), .2, .1
+    norms = [float(a[i].weight.norm()) for i in (0, 2)]
+    for x, y in batches():
+        for p in a.parameters(): p.grad = None
+        F.cross_entropy(a(x), y).backward()
+        with torch.no_grad():
+            for p in a.parameters(): p -= lr * p.grad
+            for i, first in zip((0, 2), norms):
+                now = float(a[i].weight.norm())
+                a[i].weight *= (lam * first + (1 - lam) * now) / now
+    learner(b).fit(1, lr, wd=0., cbs=SoftRescaleCallback(lam))
+    assert_same(a, b)
+
+def test_limits_of_soft_rescaling():
+    a, b, c = mlp(), mlp(), mlp()
+    first = [c[i].weight.norm().item() for i in (0, 2)]
+    learner(a).fit(1, .1)
+    learner(b).fit(1, .1, cbs=SoftRescaleCallback(0.))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+    learner(c).fit(1, .1, cbs=SoftRescaleCallback(1.))   # the norms stay as they are, as in LW's rescaling
+    assert [c[i].weight.norm().item() for i in (0, 2)] == pytest.approx(first, rel=1e-5)
+    d = mlp()
+    freeze_layers(d, ['0'])
+    with torch.no_grad(): d[2].weight.zero_()   # no direction: it is left alone
+    old = d[0].weight.detach().clone()
+    soft_rescale(d, {'2.weight': torch.tensor(1.)}, .5)
+    assert (d[2].weight == 0).all()
+    learner(d).fit(1, .1, cbs=SoftRescaleCallback(.5))
+    assert torch.equal(d[0].weight, old) and torch.isfinite(d[2].weight).all()
+    with pytest.raises(ReinitError, match='lam=2'): SoftRescaleCallback(2)
+
 # ---------------------------------------------------------------- Hare and Tortoise
 
 def test_hare_and_tortoise_is_the_plain_loop():
@@ -258,7 +315,7 @@ def test_a_step_that_was_skipped_does_not_count():
 # ---------------------------------------------------------------- resuming
 
 @pytest.mark.parametrize('make', [partial(L2InitCallback, .1), partial(HareTortoiseCallback, .8, 5),
-                                  partial(InterveneCallback, 'shrink', epochs=[1, 2]),
+                                  partial(SoftRescaleCallback, .2), partial(InterveneCallback, 'shrink', epochs=[1, 2]),
                                   partial(DASHCallback, epochs=[1, 2])])
 def test_resumed_is_never_stopped(make, tmp_path):
     class Die(Callback):
@@ -272,3 +329,33 @@ def test_resumed_is_never_stopped(make, tmp_path):
     with pytest.raises(KeyboardInterrupt): run(mlp(), tmp_path / 'b.pth', Die())
     resumed = run(mlp(9), tmp_path / 'b.pth')
     assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), resumed.parameters()))
+
+# ---------------------------------------------------------------- two processes
+
+SHARED = [partial(InterveneCallback, 'shrink', epochs=[2]), partial(DASHCallback, epochs=[2]),
+          partial(L2InitCallback, .1), partial(SoftRescaleCallback, .2), partial(HareTortoiseCallback, .8, 5)]
+
+def work(rank, port, out):
+    "Train one network on batches of its own"
+    os.environ.update(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo')
+    found = []
+    for make in SHARED:
+        learn = learner(mlp(), data=batches(seed=rank))
+        learn.model = nn.parallel.DistributedDataParallel(learn.model)
+        learn.fit(2, .05, cbs=make())
+        found.append(learn.model.module.state_dict())
+    torch.save(found, f'{out}/rank{rank}.pt')
+    dist.destroy_process_group()
+
+@pytest.mark.slow
+def test_processes_agree(tmp_path):
+    "Also where each process has seen data of its own, as DASH has"
+    if not dist.is_available() or not dist.is_gloo_available(): pytest.skip('torch was built without gloo')
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    mp.spawn(work, (port, str(tmp_path)), nprocs=2)
+    a, b = (torch.load(tmp_path / f'rank{r}.pt') for r in range(2))
+    for one, other in zip(a, b, strict=True): assert all(torch.equal(v, other[k]) for k, v in one.items())

@@ -560,6 +560,50 @@ def test_attention_is_refused_by_name_and_its_mlp_works():
     assert table.recyclable['fc1'] == 16 and table.recyclable[['qkv', 'proj']].sum() == 0
     assert 'scaled_dot_product_attention' in table.why['qkv']
 
+class Encoder(nn.Module):
+    "torch's own transformer"
+    def __init__(self, act='relu', norm_first=False):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0., act, batch_first=True, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+    def forward(self, x): return self.head(self.encoder(x).mean(1))
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.fc1, self.fc2 = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 9), nn.Linear(9, 3)
+    def forward(self, x): return self.fc2(F.relu(self.fc1(self.lstm(x)[0][:, -1])))
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(8, 10), nn.Linear(8, 10), nn.Linear(10, 3)
+    def forward(self, x): return self.down(F.silu(self.gate(x)) * self.up(x)).mean(1)
+
+def with_spectral_norm():
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 12))
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3), nn.Flatten(), nn.Linear(15, 3))
+
+@pytest.mark.parametrize('make,possible', [
+    (Encoder, ['encoder.layers.0.linear1', 'encoder.layers.1.linear1']),
+    (partial(Encoder, 'gelu', True), ['encoder.layers.0.linear1', 'encoder.layers.1.linear1']),
+    (Recurrent, ['fc1']), (with_spectral_norm, ['2', '4']), (Gated, [])])
+@pytest.mark.parametrize('preset', [partial(ReDoCallback, math.inf, 6), partial(CBPCallback, 1., 0),
+                                    partial(ReGraMaCallback, math.inf, 6)])
+def test_transformers_recurrent_and_computed_weights(make, possible, preset):
+    "What can be followed is recycled, and nothing else; a network without such units is refused by name"
+    torch.manual_seed(0)
+    net, cb, data = make(), preset(), batches(6, (5, 8))
+    if not possible:
+        with pytest.raises(ReinitError, match='Gated has no units that can be recycled: multiplied with other'):
+            fit(net, cb, data)
+        return
+    fit(net, cb, data)
+    assert cb.log[cb.log.recycled > 0].layer.drop_duplicates().tolist() == possible
+    assert all(torch.isfinite(p).all() for p in net.parameters())
+    assert SWRCallback(.1, 2).plan(make() if make is not with_spectral_norm else mlp()).weights.sum() > 0
+
 class LanguageModel(nn.Module):
     "An embedding with a residual stream, or with a head that shares its weight"
     def __init__(self, residual=True):

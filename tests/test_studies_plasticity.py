@@ -25,6 +25,7 @@ from reinit_nb.studies.plasticity import (
     batch_order,
     best_settings,
     judged_streams,
+    longer_streams,
     plan_streams,
     run_streams,
     stream_images,
@@ -310,6 +311,18 @@ def test_grids_are_of_equal_size_and_seeds_are_apart():
     assert len(tuned) == 3 and len(judged) == 10 and not tuned & judged
 
 
+def test_longer_streams_differ_from_the_judged_ones_in_length_and_seeds_only():
+    longer = longer_streams('laptop')
+    judged = {(r.problem, r.arm): r for r in flatten_recipes(judged_streams('laptop'))}
+    others = {r.seed for r in flatten_recipes(judged_streams('laptop')) + flatten_recipes(tuning_recipes('laptop'))}
+    assert not {r.seed for r in longer} & others
+    for r in longer:
+        short = judged[r.problem, r.arm]
+        assert r.replace(tasks=short.tasks, seed=short.seed) == short and r.tasks == 5 * short.tasks
+    assert 'longer' not in {part for claim in CLAIMS for part in claim.needs}
+    assert set(STUDY.load(find_results()).part('longer').recipe) == {r.hash for r in longer}
+
+
 def test_judged_settings_are_those_that_tuning_found():
     tuning = STUDY.load(find_results()).part('tuning')
     best = best_settings(tuning)
@@ -356,12 +369,14 @@ def test_study_from_recipes_to_claims_at_smoke_scale(tmp_path):
     store = Store(tmp_path / 'runs')
     options = dict(store=store, show=False, workers=1)
     paths = write_results(STUDY, tmp_path / 'results', 'smoke', **options)
-    assert [p.name for p in paths] == ['plasticity_smoke.csv', 'plasticity_tuning_smoke.csv']
+    names = ('plasticity', 'plasticity_tuning', 'plasticity_longer')
+    assert [p.name for p in paths] == [f'{name}_smoke.csv' for name in names]
     results = StudyResults(STUDY, tmp_path / 'results', 'smoke')
     judged = judge_results({STUDY.name: results}).set_index('id')
     assert list(judged.index) == list(STUDY.claims) and (judged.n == 2).all()
     assert set(results.part('streams').arm) == set(STREAM_ARMS)
     assert set(results.part('warm_start').arm) == set(STAGE_ARMS)
+    assert set(results.part('longer').arm) == set(STREAM_ARMS)
     for name, table in STUDY.tables.items():
         assert len(table.make(*map(results.part, table.parts))), name
 

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['STREAM_PROBLEMS', 'STAGE_PROBLEMS', 'STREAM_ARMS', 'STAGE_ARMS', 'STREAM_INIT', 'DORMANT_TAU', 'INACTIVE_TAU',
-           'FROZEN_BELOW', 'STREAM_ENGINE', 'ARM_STRENGTHS', 'TUNING_SEEDS', 'STUDY', 'StreamRun', 'StreamImages',
-           'stream_images', 'StreamTask', 'stream_outputs', 'stream_task', 'batch_order', 'StreamAdam', 'MemberSignals',
-           'MemberRecycler', 'intervene_member', 'unit_shares', 'plan_streams', 'StreamBatches', 'train_task',
-           'run_streams', 'missing_stream_images', 'arm_settings', 'stream_recipe', 'tuning_recipes', 'best_settings',
-           'tuned_settings', 'judged_streams', 'judged_stages', 'plasticity_lists', 'stream_part', 'stream_table',
-           'stage_table', 'plot_streams', 'plot_stages']
+           'FROZEN_BELOW', 'STREAM_ENGINE', 'ARM_STRENGTHS', 'TUNING_SEEDS', 'LONGER_PROBLEMS', 'LONGER_SEEDS', 'STUDY',
+           'StreamRun', 'StreamImages', 'stream_images', 'StreamTask', 'stream_outputs', 'stream_task', 'batch_order',
+           'StreamAdam', 'MemberSignals', 'MemberRecycler', 'intervene_member', 'unit_shares', 'plan_streams',
+           'StreamBatches', 'train_task', 'run_streams', 'missing_stream_images', 'arm_settings', 'stream_recipe',
+           'tuning_recipes', 'best_settings', 'tuned_settings', 'judged_streams', 'judged_stages', 'plasticity_lists',
+           'longer_streams', 'stream_part', 'stream_table', 'stage_table', 'plot_streams', 'plot_stages']
 
 # %% ../../nbs/69_studies.plasticity.ipynb #5033a52c
 import math
@@ -609,6 +609,17 @@ def plasticity_lists(scale: str | None = None, seeds: int | None = None) -> dict
     stages = {k: judged_stages(k, scale, seeds) for k in STAGE_PROBLEMS}
     return dict(streams=judged_streams(scale, seeds)) | stages
 
+# %% ../../nbs/69_studies.plasticity.ipynb #30144668
+LONGER_PROBLEMS = ('permuted_mnist', 'random_cifar')
+LONGER_SEEDS = 300   # the first one: neither tuned on nor judged
+
+def longer_streams(scale: str | None = None,  # As in `core.scale`
+                   seeds: int | None = None  # How many; default: 2, 4 and 10 by scale
+                  ) -> list[StreamRun]:
+    "Return streams of five times as many tasks, which are shown next to the judged ones and decide nothing"
+    runs = judged_streams(scale, len(seed_range(seeds, (2, 4, 10), scale)))
+    return [r.replace(tasks=5 * r.tasks, seed=LONGER_SEEDS + r.seed) for k in LONGER_PROBLEMS for r in runs[k]]
+
 # %% ../../nbs/69_studies.plasticity.ipynb #896e2ea1
 def stream_part(df: pd.DataFrame,  # Results of streams
                 when: str = 'all',  # `first` or `last` quarter of the scored tasks, or `all` of them
@@ -717,6 +728,8 @@ STUDY = Study(
     files=dict(
         plasticity=ResultsFile(plasticity_lists, STREAM_ENGINE),
         plasticity_tuning=ResultsFile(lambda scale=None, seeds=None: dict(tuning=tuning_recipes(scale, seeds)),
+                                      STREAM_ENGINE),
+        plasticity_longer=ResultsFile(lambda scale=None, seeds=None: dict(longer=longer_streams(scale, seeds)),
                                       STREAM_ENGINE)),
     claims=tuple(f'P{i}' for i in range(1, 13)),
     exhibits=dict(
@@ -725,6 +738,8 @@ STUDY = Study(
                            _STREAMS),
         dormant=Figure(lambda df: plot_streams(df, 'dormant', 'dormant units [%]'), _dormant_alt, ('streams',),
                        _STREAMS),
+        longer=Figure(plot_streams, _streams_alt, ('longer',), _STREAMS,
+                      'Five times as many tasks, other seeds; not judged'),
         settings=Table(_tuning_table, ('tuning',), 'The best of six settings for each arm, on three other seeds',
                        _STREAMS, digits=5, folded=True),
         warm=Table(stage_table, ('warm_start',), 'After training on half of the data and then on all of it', _STAGES),
