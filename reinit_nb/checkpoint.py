@@ -142,7 +142,8 @@ def set_rng_state(state: dict  # From `rng_state`
     random.setstate(s['python'])
     np.random.set_state((kind, keys.astype(np.uint32), *rest))
     torch.set_rng_state(s['torch'].cpu())
-    saved, here = len(s['cuda']), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    saved = len(s['cuda'])
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if saved == here: torch.cuda.set_rng_state_all([o.cpu() for o in s['cuda']])
     elif saved:
         warnings.warn(f'the checkpoint has generators of {saved} GPUs, and here are {here}: these are not restored, '

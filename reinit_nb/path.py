@@ -671,7 +671,8 @@ def _limit_test_images(data, n):
     "Keep `n` test images: the first ones of every class"
     test = data.loaders[2]
     if n is None or n >= len(test.dataset): return
-    images, y = test.dataset, np.asarray(test.dataset.y)
+    images = test.dataset
+    y = np.asarray(test.dataset.y)
     rank = pd.Series(y).groupby(y).cumcount().to_numpy()
     pick = np.sort(np.lexsort((y, rank))[:n])
     data.loaders[2] = test.new(Images(images.x, y[pick], images.classes, images.idx[pick]), epoch=test.epoch)
@@ -702,7 +703,8 @@ def evaluate_learner(learn,  # fastai `Learner`
     "Return loss and accuracy over all of `dl`"
     training = learn.model.training
     net = learn.model.eval().to(dl.device)
-    batches, n = [], 0
+    batches = []
+    n = 0
     for x, y in dl:
         x, y = x.as_subclass(Tensor), y.as_subclass(Tensor)
         out = net(x)
@@ -842,7 +844,8 @@ def training_images(learn,  # fastai `Learner`
 def measure_learner(learn  # fastai `Learner` with loaders from `vision.image_dls`
                    ) -> dict:  # `loss` and `acc` of `train`, `valid` and `test`, and steps, epochs, rounds
     "Return losses and accuracies, and how long training took"
-    data, found = learn.dls, {}
+    data = learn.dls
+    found = {}
     train = _unaugmented(learn, data.valid.bs)
     for name, dl in zip(('train', 'valid', 'test'), (train, *data.loaders[1:])):
         found[f'{name}_loss'], found[f'{name}_acc'] = evaluate_learner(learn, dl)
@@ -875,7 +878,9 @@ def penultimate_features(net: nn.Module,  # Any network
                          dl  # Loader of batches `(x, y)`
                         ) -> tuple[Tensor, Tensor]:  # Features and labels
     "Return the input of the classifier, averaged over the image where it is a convolution"
-    features, labels, device = [], [], model_device(net)
+    features = []
+    labels = []
+    device = model_device(net)
     def store(module, args):
         h = args[0]
         features.append((h.flatten(2).mean(2) if h.dim() > 2 else h).cpu())
@@ -955,7 +960,7 @@ class StageCallback(TrackerCallback):
             raise CancelFitException()
 
     def state_dict(self) -> dict:
-        "What a checkpoint keeps"
+        "Return what a checkpoint keeps"
         return {k: getattr(self, k) for k in ('waited', 'best', 'best_epoch', 'stopped', 'kept')}
 
     def load_state_dict(self, state: dict):
@@ -1228,7 +1233,8 @@ def train_path(run: PathRecipe,  # `Run` or `PathRun`
 
 def _finish_stage(files, done, stage):
     "Write what a finished stage leaves, and delete its checkpoint"
-    i, over = stage.index, done.n == len(files.run.path)
+    i = stage.index
+    over = done.n == len(files.run.path)
     if not over: files.save_stage(i, done)
     files.write_status(done, stage=i + 1, epoch=stage.measured['epochs'], epochs=stage.how.epochs,
                        valid_loss=stage.measured['valid_loss'], done=over)

@@ -693,7 +693,7 @@ def block_norms(blocks: Blocks) -> dict[str, float]:  # Name and norm
 # %% ../nbs/21_rounds.ipynb #2d60c0a8
 @patch
 def round_losses(self: RoundCallback, r):
-    "Losses of round `r` so far"
+    "Return the losses of round `r` so far"
     if not 0 < r <= len(self.starts): return self.losses[:0].cpu()
     end = (*self.starts, self.total)[r]
     losses = self.losses[self.starts[r - 1]:end].cpu()
@@ -757,7 +757,9 @@ def plot_log(df: pd.DataFrame,  # A `log`
     colors = plt.cm.viridis(np.linspace(0, 1, max(1, df.block.nunique())))
     for color, (block, g) in zip(colors, df.groupby('block', sort=False)):
         scale = g.norm_before.iloc[0] or 1.
-        rounds, before, after = g['round'].to_numpy(), g.norm_before.to_numpy() / scale, g.norm_after.to_numpy() / scale
+        rounds = g['round'].to_numpy()
+        before = g.norm_before.to_numpy() / scale
+        after = g.norm_after.to_numpy() / scale
         ax.plot([rounds[:-1], rounds[1:]], [after[:-1], before[1:]], c=color, lw=.8)   # training in between
         ax.vlines(rounds, before, after, color=color, lw=2)
         ax.plot(rounds, before, 'o', mfc='w', c=color, ms=4)

@@ -282,7 +282,7 @@ if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_leases.c
 @contextmanager
 def try_lock(path  # File that stands for the lock; its folder is made if needed
             ):
-    "`with try_lock(path) as mine:`, where `mine` is false if another live process has the lock"
+    "Hold a lock in `with try_lock(path) as mine:`; `mine` is false if another live process has it"
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     take = _take_flock if lock_method(path.parent) == 'flock' else _take_lease
@@ -418,7 +418,7 @@ class Store:
 
     @contextmanager
     def claim(self, recipe: Recipe):
-        "`with store.claim(recipe) as mine:`, where `mine` is false if another live process is running `recipe`"
+        "Hold a recipe in `with store.claim(recipe) as mine:`; `mine` is false if another live process is running it"
         with try_lock(self.check_writable().root / '.locks' / recipe.hash) as mine: yield mine
 
     def clean(self) -> int:  # Number of folders removed
