@@ -49,7 +49,7 @@ def _is_row(module, n):
     return all(_height(child) > 1 for child in children)
 
 def _holds_row(module):
-    "Does `module` hold a row of blocks, in a container (two or more) or as children (three or more)?"
+    "Return whether `module` holds a row of blocks: in a container (two or more) or as children (three or more)"
     containers = [child for child in child_modules(module).values() if type(child) in CONTAINERS]
     return _is_row(module, 3) or any(_is_row(container, 2) for container in containers)
 

@@ -141,11 +141,11 @@ def _count_weights(part, row, col):
     return added, added - in_both
 
 def _count_channels(part, rows, cols):
-    "The same for rows and columns given as masks over channels"
+    "Return the same for rows and columns given as masks over channels"
     return _count_weights(part, select_channels(rows, part.rows), select_channels(cols, part.cols))
 
 def _layer_row(part, small_rows, small_cols, countable, frozen=0, double=0, triple=0, distinct=0):
-    "A row of the table of `mutually_frozen`"
+    "Return a row of the table of `mutually_frozen`"
     weights = len(part.rows) * part.row_size
     return dict(layer=part.name, kind=part.label, role='norm' if part.norm else 'layer', rows=len(part.rows),
                 small_rows=small_rows, small_cols=small_cols, countable=countable, frozen=frozen, double=double,
@@ -153,7 +153,7 @@ def _layer_row(part, small_rows, small_cols, countable, frozen=0, double=0, trip
 
 # %% ../nbs/43_frozen.ipynb #9cf2c617
 def _channels_table(w, model, cutoff, bias):
-    "The table of `mutually_frozen` by channels"
+    "Return the table of `mutually_frozen` by channels"
     found = _FrozenChannels(w, model, cutoff, bias)
     any_frozen = found.double.any()
     frozen_ends = w.all_ends(found.double) if any_frozen else found.double
@@ -201,7 +201,7 @@ def _small_parts(w, model, cutoff, bias):
 
 # %% ../nbs/43_frozen.ipynb #f2c00003
 def _pairs_table(w, model, cutoff, bias):
-    "The table of `mutually_frozen` by pairs of consecutive layers"
+    "Return the table of `mutually_frozen` by pairs of consecutive layers"
     small = _small_parts(w, model, cutoff, bias)
     pairs = {a.weight: _PairMasks(w, a, b, small) for a, b in w.consecutive()}
     frozen, double, triple = ({p.weight: [np.zeros(len(o), bool) for o in (p.rows, p.cols)] for p in w.layers}

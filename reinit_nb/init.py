@@ -164,7 +164,7 @@ def _restrict_to_own(method):
     return rule
 
 def _works(rule, module):
-    "Does `rule` set all tensors of `module`?"
+    "Return whether `rule` sets all tensors of `module`"
     try:
         with preserve_rng(), preserve_model(module), torch.no_grad(): _apply_rule('', module, rule)
     except Exception: return False

@@ -514,7 +514,7 @@ def imagenet_start(n_out: int = 10,  # Classes
     return net
 
 def _meta_model(run, i):
-    "The network of stage `i` without weights"
+    "Return the network of stage `i` without weights"
     n, c, px = task_shape(run.path[i][0])
     with torch.device('meta'):
         if not run.pretrained: return model(run.model, n_out=n, c_in=c, size=px, **run.net_options)
@@ -717,7 +717,7 @@ def evaluate_learner(learn,  # fastai `Learner`
     return loss / n, right / n
 
 def _unaugmented(learn, bs):
-    "A loader of the training images in their order, without augmentation"
+    "Return a loader of the training images in their order, without augmentation"
     train = learn.dls.train
     return train.new(train.dataset.unaugmented(), shuffle=False, drop_last=False, bs=bs)
 
@@ -731,7 +731,7 @@ def training_accuracy(learn  # fastai `Learner`
 class RoundEndCallback(PlateauCallback):
     "End the rounds of a stage as `Learn` says, and note what each of them took"
     order = TrackerCallback.order + 5   # after `StageCallback`, which sees the last epoch, too
-    _saved = (*PlateauCallback._saved, 'ended', 'n')
+    saved_names = (*PlateauCallback.saved_names, 'ended', 'n')
 
     def __init__(self,
                  how: Learn,  # Schedule, patience, factor, min_lr, stop, keep and monitor matter
@@ -1328,7 +1328,7 @@ def training_fit(df: pd.DataFrame,  # Rows of runs, as from `run_sweep`
 
 # %% ../nbs/50_path.ipynb #a1f0c047
 def _training_steps(run, n, precision, channels_last, batch):
-    "A function that does `n` steps of plain SGD, and waits for them"
+    "Return a function that does `n` steps of plain SGD, and waits for them"
     net = stage_model(run).to(batch[0].device).train()
     x, y = batch
     if channels_last:

@@ -723,7 +723,7 @@ def _log_events(self: RoundCallback, r, counts, norms_before, stats):
 # %% ../nbs/21_rounds.ipynb #2d60c0a9
 @patch(as_prop=True)
 def log(self: RoundCallback) -> pd.DataFrame:  # One row per intervention and block
-    "What was done, and how long the loss took to recover"
+    "Return what was done, and how long the loss took to recover"
     self._close_round()
     return pd.DataFrame(self.events, columns=LOG_COLUMNS).astype(dict(steps_back='Int64'))
 
@@ -788,7 +788,7 @@ def apply_once(method: RoundCallback,  # A method
 class PlateauCallback(FitCallback, TrackerCallback):
     "Halve the learning rate on plateaus; end a round with its best weights when that no longer helps"
     order = TrackerCallback.order + 4
-    _saved = ('done', 'base', 'waited', 'halved', 'kept', 'epochs', 'best')
+    saved_names = ('done', 'base', 'waited', 'halved', 'kept', 'epochs', 'best')
 
     def __init__(self, cb: RoundCallback, n: int, rounds: int, patience: int, halvings: int,
                  monitor: str = 'valid_loss', comp=None, min_delta=0.):
@@ -851,7 +851,7 @@ class PlateauCallback(FitCallback, TrackerCallback):
         if ends_by_itself: self.cb.starts = (*self.cb.starts, self.cb.step + 1)   # `n_iter` is of the validation by now
         self._new_round(best=math.inf if self.comp(0, 1) else -math.inf)
 
-    def state_dict(self) -> dict: return {k: getattr(self, k) for k in self._saved}
+    def state_dict(self) -> dict: return {k: getattr(self, k) for k in self.saved_names}
     def load_state_dict(self, state: dict):
         for k, v in state.items(): setattr(self, k, v)
 
@@ -935,7 +935,7 @@ def load_state_dict(self: RoundCallback, state: dict):
 # %% ../nbs/21_rounds.ipynb #b8d37d18
 @patch
 def _check_starts(self: RoundCallback, starts):
-    "Loaded rounds must be those of this fit"
+    "Check that loaded rounds are those of this fit"
     if self.max_epochs or starts == self.starts: return
     raise ReinitError(f'this fit has rounds that begin with batches {starts}, and the loaded state has {self.starts}: '
                       'fit for as many epochs, with the same data, as before')

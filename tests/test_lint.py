@@ -43,9 +43,23 @@ def test_own_imports():
     }
 
 
+def test_private_names_of_others():
+    source = 'from .core import _a, b\nfrom . import store\nstore._c\nstore.d\nb._e\nself._f\nstore.__doc__'
+    assert list(house.private_names_of_others(source, 'lw')) == [('core', '_a'), ('store', '_c'), ('b', '_e')]
+
+
 def test_public_names():
     source = 'A = 1\n_b = 2\ndef f(): pass\ndef _g(): pass\n@patch\ndef h(self:A): pass\nclass K: pass'
     assert list(house.public_names(source)) == ['A', 'f', 'K']
+
+
+def test_pages_open_with_an_example():
+    start, definition, example = '#| default_exp x', '#| export\ndef f(): pass', 'f()'
+    imports = '#| export\nimport torch'
+    assert house.opens_with_an_example(notebook(start, 'from x import f', example, imports, definition))
+    assert house.opens_with_an_example(notebook(start, imports, example, definition))
+    assert not house.opens_with_an_example(notebook(start, imports, definition, example))
+    assert not house.opens_with_an_example(notebook(start, '#| hide\nf()', definition))
 
 
 def test_eager_plots():
