@@ -190,6 +190,13 @@ def test_cross_references():
     assert not pages.cross_references('`@fig-a` a@fig-b.org @figure https://x/@fig-c')
 
 
+def test_internal_methods_are_not_on_the_pages_of_callbacks():
+    "What a method overrides, and what only the base class calls, has no heading of its own"
+    shown = set(pages.documented_names(common.read('21_rounds.ipynb')))
+    assert {name for name in shown if '.' in name} == {'RoundCallback.log', 'RoundCallback.plot', 'Learner.fit_rounds'}
+    assert set(pages.documented_names(common.read('22_lw.ipynb'))) == {'LayerwiseCallback'}
+
+
 def test_links():
     markdown = (
         '[a](x.ipynb#b "t") ![i](i.png) `[c](d)` <a href="e.md">e</a>\n\n[r]: f.md\n\n[k](l.ipynb)\n```\n[g](h)\n```'
