@@ -49,7 +49,7 @@ def _is_row(module, n):
     return all(_height(child) > 1 for child in children)
 
 def _holds_row(module):
-    "Does `module` hold a row of blocks, in a container (two or more) or as children (three or more)?"
+    "Return whether `module` holds a row of blocks: in a container (two or more) or as children (three or more)"
     containers = [child for child in child_modules(module).values() if type(child) in CONTAINERS]
     return _is_row(module, 3) or any(_is_row(container, 2) for container in containers)
 
@@ -187,7 +187,8 @@ class Blocks:
     "The blocks of a model, in order, and its head"
     def __init__(self, model: nn.Module, parts: list[Block], x=None):
         self.model, self.x = model, x
-        self.parts, self.head = parts, parts[-1]
+        self.parts = parts
+        self.head = parts[-1]
 
     def __len__(self): return len(self.parts) - 1
     def __iter__(self): return iter(self.parts[:-1])
@@ -312,7 +313,8 @@ def _join_blocks(model, parts):
 # %% ../nbs/03_blocks.ipynb #1fc612de
 def _assign_parameters(model, parts):
     "Give every parameter to exactly one part, or raise an error"
-    places, orphans = {}, []
+    places = {}
+    orphans = []
     for name, p in model.named_parameters(remove_duplicate=False):
         part = _find_part(name, parts)
         if part is None:
@@ -353,7 +355,7 @@ class _Finder:
         self.opened = []   # names of modules that are opened although they are neither containers nor stages
 
     def is_open(self, name, module, is_group):
-        "For blocks that were named, open what is above them; else containers, stages and `opened`"
+        "Return whether to open a module: above named blocks if there are any; else containers, stages and `opened`"
         if self.named is not None:
             above = any(other.startswith(name + '.') for other in self.named)
             return name not in self.named and (above or type(module) in CONTAINERS)

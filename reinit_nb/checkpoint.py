@@ -39,7 +39,7 @@ _KIND = '__kind__'
 _NUMBERS = {int: torch.int64, float: torch.float64, np.float64: torch.float64}
 
 def _to_column(o):
-    "A long list of one kind of number as a tensor, or `None`"
+    "Return a long list of one kind of number as a tensor, or `None`"
     kinds = {type(v) for v in o}
     if len(o) < 16 or len(kinds) > 1: return
     kind = kinds.pop()
@@ -142,7 +142,8 @@ def set_rng_state(state: dict  # From `rng_state`
     random.setstate(s['python'])
     np.random.set_state((kind, keys.astype(np.uint32), *rest))
     torch.set_rng_state(s['torch'].cpu())
-    saved, here = len(s['cuda']), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    saved = len(s['cuda'])
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if saved == here: torch.cuda.set_rng_state_all([o.cpu() for o in s['cuda']])
     elif saved:
         warnings.warn(f'the checkpoint has generators of {saved} GPUs, and here are {here}: these are not restored, '
@@ -190,7 +191,7 @@ def _facts_of_callback(cb):
     return facts | {f'{k} schedule': values(f) for k, f in scheds.items()}
 
 def _optimizer_steps(opt):
-    "An optimizer's class and, as fastai has one class for all, its steps"
+    "Return an optimizer's class and, as fastai has one class for all, its steps"
     opt = getattr(opt, 'opt', opt)
     steps = [getattr(f, 'func', f) for f in getattr(opt, 'cbs', ())]
     return ' '.join([type(opt).__name__, *(getattr(f, '__name__', '') for f in steps)])
@@ -236,7 +237,7 @@ def _set_gradients(model, grads):
         else: p.grad = torch.zeros_like(p) if isinstance(g, str) else g.to(p.device)
 
 def _set_optimizer(opt, state, device):
-    "A torch optimizer moves its state to where the parameters are, fastai's do not"
+    "Move the optimizer's state to where the parameters are, as torch's optimizers do and fastai's do not"
     if not isinstance(opt, OptimWrapper):
         state |= {k: to_device(state[k], device) for k in ('state', 'slow_weights') if state.get(k) is not None}
     opt.load_state_dict(state)
@@ -316,7 +317,7 @@ def _with_checksum(data):
     return data[:-2] + len(comment).to_bytes(2, 'little') + comment   # the last two bytes are the length of the comment
 
 def _check_checksum(data):
-    "The bytes that were saved, or a `ValueError`"
+    "Return the bytes that were saved, or a `ValueError`"
     n = len(_CHECKSUM) + 64
     comment = data[-n:]
     if not comment.startswith(_CHECKSUM): raise ValueError('it has no checksum')

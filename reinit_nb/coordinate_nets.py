@@ -370,7 +370,8 @@ def fit_signals(stack: CoordinateStack,  # Changed in place
     rates = per_member('lr', lr, stack)
     recorded = sorted({*range(0, steps + 1, every), steps})
     points = None if probe is None else probe.points().to(u).T[None]
-    size, parts = _members_at_once(stack, chunk), []
+    size = _members_at_once(stack, chunk)
+    parts = []
     for start in range(0, len(stack), size):
         part = slice(start, start + size)
         members = stack.part(part)
@@ -660,7 +661,8 @@ def law_evidence(names: Sequence[str] = ('relu', 'gaussian', 'sine'),  # Of `COO
     check_number('tol', tol, 0, lo_open=True)
     lo, hi = probe.origin.flatten()[0].item(), (probe.origin + probe.axes[0]).flatten()[0].item()
     x = torch.linspace(lo, hi, points + 1, dtype=torch.float64)[:-1, None]
-    data, rows = (x, signal(x)), []
+    data = (x, signal(x))
+    rows = []
     for name, seed in itertools.product(names, list(seeds)):
         net = named_coordinate_net(name, **kwargs)
         rows.append(dict(net=name) | _law_row(net, seed, data, probe, steps, tol, device))

@@ -337,7 +337,8 @@ class Recipe:
 
     def __post_init__(self):
         for f in fields(self):
-            value, kind = getattr(self, f.name), _field_types(type(self))[f.name]
+            value = getattr(self, f.name)
+            kind = _field_types(type(self))[f.name]
             try: object.__setattr__(self, f.name, _convert(value, kind))
             except TypeError:
                 plain = isinstance(kind, type) and not typing.get_args(kind)

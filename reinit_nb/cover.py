@@ -179,7 +179,8 @@ def certify_separable(X,  # Points, one a row
 def _null_vector(rows):
     "Return exact fractions v with Σ v_i·rows[i] = 0, or `None` unless they are unique up to a factor"
     A = [list(column) for column in zip(*rows)]   # one equation per dimension
-    n, pivots = len(rows), []
+    n = len(rows)
+    pivots = []
     for j in range(n):
         k = len(pivots)
         i = next((i for i in range(k, len(A)) if A[i][j]), None)

@@ -402,7 +402,7 @@ def missing_dataset(name: str  # Of a dataset
 
 def can_download(name: str  # Of the catalog
                 ) -> bool:
-    "Can torchvision download this dataset?"
+    "Return whether torchvision can download this dataset"
     entry = _DATASETS[check_choice('dataset', name, _DATASETS)]
     return bool(entry.torchvision) and entry.torchvision != 'ImageNet' and 'ended' not in entry.by_hand
 

@@ -295,7 +295,8 @@ class StackAdam:
         self._cut()
 
     def __call__(self, i, d, u):
-        W, datasets = self.stack.W[i], len(u)
+        W = self.stack.W[i]
+        datasets = len(u)
         gradient = self.grads[i]
         torch.bmm(_grouped(d, datasets), u.transpose(1, 2), out=_grouped(gradient, datasets))
         torch.sum(d, 2, keepdim=True, out=self.grads[self.stack.depth + i])
@@ -351,7 +352,8 @@ def stack_batches(x: Tensor,  # datasets × examples × features
                   gens: Sequence[torch.Generator] = ()  # One for each dataset, for its order
                  ) -> Iterator:  # Endless pairs of `x` and `onehot`
     "Cut minibatches; every dataset has an order of its own"
-    n, share = x.shape[1], len(onehot) // len(x)
+    n = x.shape[1]
+    share = len(onehot) // len(x)
     while bs is None or bs >= n: yield x, onehot
     while True:
         order = torch.stack([torch.randperm(n, generator=g, device=g.device) for g in gens]).to(x.device)
@@ -527,7 +529,8 @@ def run_mlps(recipes: Sequence[MLPRun],  # Recipes that fit into one stack, thos
             ) -> list[list[dict]]:  # For each recipe, one row per round
     "Train all `recipes` at once"
     _check_stack(recipes)
-    first, device = recipes[0], note_device(default_device(device))
+    first = recipes[0]
+    device = note_device(default_device(device))
     streams = [Streams(r.seed) for r in recipes]
     sets = {key: Streams(key[1]) for key in dict.fromkeys(map(_data_key, recipes))}
     data = [torch.stack(t).to(device) for t in zip(*(make_synthetic(task, s) for (task, _), s in sets.items()))]
@@ -543,7 +546,8 @@ def run_mlps(recipes: Sequence[MLPRun],  # Recipes that fit into one stack, thos
     rows = []
     for r in range(first.rounds):
         for members in groups:
-            run, idx = recipes[members[0]], torch.tensor(members, device=device)
+            run = recipes[members[0]]
+            idx = torch.tensor(members, device=device)
             acted = reinitialize_members(stack, run, r, idx, [streams[m] for m in members], x)
             if acted and run.opt_state == 'zero': opt.reset(idx)
         train_stack(stack, feed, opt, first.steps)

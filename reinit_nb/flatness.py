@@ -86,7 +86,8 @@ def keep_batches(data,  # As in `list_batches`
                 ) -> Iterable:  # Batches `(x, y)`, the same in every pass
     "Return all batches as a list, unless `data` can repeat them (as `path.TrainingBatches`) and they are too large"
     if not getattr(data, 'repeats', False): return list_batches(data, device)
-    kept, size = [], 0
+    kept = []
+    size = 0
     for x, y in iter_batches(data, device):
         kept.append((x, y))
         size += x.numel() * x.element_size()

@@ -518,7 +518,9 @@ class FrozenLayersCallback(FitCallback):
         self._restore_norms()
         for p, flag in self.requires_grad_before.items(): p.requires_grad_(flag)
         self.active = False
-        self.frozen_params, self.partly_frozen, self.requires_grad_before = set(), {}, {}
+        self.frozen_params = set()
+        self.partly_frozen = {}
+        self.requires_grad_before = {}
 
     def after_fit(self):
         if not self.learn.lock.locked(): self.release()

@@ -24,7 +24,8 @@ from .wiring import check_countable, select_channels, wiring
 # %% ../nbs/43_frozen.ipynb #1a1fb42f
 def _square_sums(matrix, n_cols, chunk=1 << 18):
     "Sum the squares of the rows of a matrix, and of its `n_cols` columns of equal width, in chunks that fit the cache"
-    rows, cols = [], 0
+    rows = []
+    cols = 0
     for part in matrix.split(max(1, chunk // matrix.shape[1])):
         squares = part * part
         rows.append(squares.sum(1))
@@ -91,7 +92,8 @@ class _FrozenChannels:
 
     def _compare(self, model, cutoff, bias):
         "Find the channels that something at or above the cutoff writes or reads, and count what is below it"
-        w, parameters = self.wiring, dict(model.named_parameters())
+        w = self.wiring
+        parameters = dict(model.named_parameters())
         self.loud_writers, self.loud_readers = np.zeros(w.n, bool), np.zeros(w.n, bool)
         self.small = {}
         for p in w.parts:
@@ -139,11 +141,11 @@ def _count_weights(part, row, col):
     return added, added - in_both
 
 def _count_channels(part, rows, cols):
-    "The same for rows and columns given as masks over channels"
+    "Return the same for rows and columns given as masks over channels"
     return _count_weights(part, select_channels(rows, part.rows), select_channels(cols, part.cols))
 
 def _layer_row(part, small_rows, small_cols, countable, frozen=0, double=0, triple=0, distinct=0):
-    "A row of the table of `mutually_frozen`"
+    "Return a row of the table of `mutually_frozen`"
     weights = len(part.rows) * part.row_size
     return dict(layer=part.name, kind=part.label, role='norm' if part.norm else 'layer', rows=len(part.rows),
                 small_rows=small_rows, small_cols=small_cols, countable=countable, frozen=frozen, double=double,
@@ -151,7 +153,7 @@ def _layer_row(part, small_rows, small_cols, countable, frozen=0, double=0, trip
 
 # %% ../nbs/43_frozen.ipynb #9cf2c617
 def _channels_table(w, model, cutoff, bias):
-    "The table of `mutually_frozen` by channels"
+    "Return the table of `mutually_frozen` by channels"
     found = _FrozenChannels(w, model, cutoff, bias)
     any_frozen = found.double.any()
     frozen_ends = w.all_ends(found.double) if any_frozen else found.double
@@ -185,12 +187,13 @@ class _PairMasks:
         self.ends = ends
 
     def columns(self, rows):
-        "Which columns of the reader read one of these rows of the writer?"
+        "Return which columns of the reader read one of these rows of the writer"
         return np.isin(self.reader.cols, self.ends[rows].indices)
 
 def _small_parts(w, model, cutoff, bias):
     "For each layer: its rows, as a mask, and the channels it reads that are below the cutoff"
-    parameters, found = dict(model.named_parameters()), {}
+    parameters = dict(model.named_parameters())
+    found = {}
     for p in w.layers:
         rows, cols = _part_norms(p, model, parameters, bias)
         found[p.weight] = rows < cutoff, p.distinct_cols[0][cols < cutoff]
@@ -198,7 +201,7 @@ def _small_parts(w, model, cutoff, bias):
 
 # %% ../nbs/43_frozen.ipynb #f2c00003
 def _pairs_table(w, model, cutoff, bias):
-    "The table of `mutually_frozen` by pairs of consecutive layers"
+    "Return the table of `mutually_frozen` by pairs of consecutive layers"
     small = _small_parts(w, model, cutoff, bias)
     pairs = {a.weight: _PairMasks(w, a, b, small) for a, b in w.consecutive()}
     frozen, double, triple = ({p.weight: [np.zeros(len(o), bool) for o in (p.rows, p.cols)] for p in w.layers}
@@ -455,7 +458,8 @@ class MutuallyFrozenCallback(FitCallback):
         model = unwrap_model(self.learn.model)
         traced = wiring(model, xb, self.pairs)
         if self.rule != 'pairs': check_countable(model, traced)
-        self.traced, self.example = traced, [x[:1] for x in xb]
+        self.traced = traced
+        self.example = [x[:1] for x in xb]
 
     def count(self, epoch: int):
         "Count now"

@@ -113,7 +113,9 @@ def register_values(*classes,  # As in `reset_rule`
 @reset_rule(nn.MultiheadAttention)
 def _reset_attention(module): module._reset_parameters()
 
-_one, _zero, _trunc = fill_constant(1.), fill_constant(0.), _fill_trunc_normal()
+_one = fill_constant(1.)
+_zero = fill_constant(0.)
+_trunc = _fill_trunc_normal()
 _tv, _timm = 'torchvision.models.', 'timm.models.'
 register_values('torchvision.ops.misc.FrozenBatchNorm2d', weight=_one, bias=_zero, running_mean=_zero, running_var=_one)
 register_values(_tv + 'convnext.CNBlock', layer_scale=fill_constant(1e-6))
@@ -162,7 +164,7 @@ def _restrict_to_own(method):
     return rule
 
 def _works(rule, module):
-    "Does `rule` set all tensors of `module`?"
+    "Return whether `rule` sets all tensors of `module`"
     try:
         with preserve_rng(), preserve_model(module), torch.no_grad(): _apply_rule('', module, rule)
     except Exception: return False

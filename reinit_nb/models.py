@@ -78,7 +78,8 @@ def _takes_options(f):
     "Show the options in the signature and the documentation of the network `f`, with the defaults of its paper"
     f = delegates(NetOptions)(f)
     f.__delwrap__ = NetOptions     # the class has comments to show; its generated `__init__` has no source
-    signature, paper = inspect.signature(f), PAPER_OPTIONS[f.__name__]
+    signature = inspect.signature(f)
+    paper = PAPER_OPTIONS[f.__name__]
     parameters = [p.replace(default=paper.get(name, p.default)) for name, p in signature.parameters.items()]
     f.__signature__ = signature.replace(parameters=parameters)
     return f
@@ -228,7 +229,9 @@ def scnn(*, streams: Streams | None = None,  # Draw from these instead of `seed`
          **kwargs) -> nn.Sequential:  # `block1` … `block4`, `head`
     "Make the simple CNN of Appendix C"
     o = _read_options('scnn', kwargs)
-    ci, blocks, hidden = o.c_in, [], o.ch(512)
+    ci = o.c_in
+    blocks = []
+    hidden = o.ch(512)
     with torch.device('meta'):
         for c, pool in ((32, False), (32, True), (64, False), (64, True)):
             blocks.append(conv_block(o, ci, o.ch(c), bias=True, pool=pool))
@@ -247,7 +250,9 @@ def vgg16(*, streams: Streams | None = None,  # Draw from these instead of `seed
           **kwargs) -> nn.Sequential:  # `block1` … `block13`, `head`
     "Make VGG16"
     o = _read_options('vgg16', kwargs)
-    ci, blocks, hidden = o.c_in, [], o.ch(4096)
+    ci = o.c_in
+    blocks = []
+    hidden = o.ch(4096)
     with torch.device('meta'):
         for c, n in zip(_VGG_CHANNELS, VGGS['vgg16']):
             for i in range(n):
@@ -264,7 +269,9 @@ def vgg(name: str = 'vgg11',  # One of `VGGS`
        ) -> nn.Sequential:  # `block1` … , `head`
     "Make a VGG with one dense layer; poolings that would leave less than a pixel are left out"
     o = NetOptions(**{'norm': 'batch', **kwargs})
-    ci, blocks, size = o.c_in, [], o.size
+    ci = o.c_in
+    blocks = []
+    size = o.size
     with torch.device('meta'):
         for c, n in zip(_VGG_CHANNELS, VGGS[check_choice('name', name, VGGS)]):
             pool = size > 1
@@ -292,7 +299,8 @@ def mobilenet(*, shallow: bool = True,  # Without the five equal layers in the m
               **kwargs) -> nn.Sequential:  # `block1` … `block7`, `head`
     "Make MobileNet v1"
     o = _read_options('mobilenet', kwargs)
-    ci, layers = o.ch(32), []
+    ci = o.ch(32)
+    layers = []
     middle = [] if shallow else [(512, 1)] * 5
     with torch.device('meta'):
         stem = conv_block(o, o.c_in, ci, stride=1 if o.size <= 64 else 2)
@@ -309,7 +317,9 @@ class Residual(nn.Module):
     "ReLU of `body` plus `shortcut` (`None`: the input as it is)"
     def __init__(self, body: nn.Module, shortcut: nn.Module | None = None):
         super().__init__()
-        self.body, self.shortcut, self.relu = body, shortcut, nn.ReLU()
+        self.body = body
+        self.shortcut = shortcut
+        self.relu = nn.ReLU()
 
     def forward(self, x):
         shortcut = x if self.shortcut is None else self.shortcut(x)
@@ -336,7 +346,8 @@ def residual_block(o: NetOptions,  # For the normalization
 def _resnet(name, depths, expand, streams, kwargs):
     "Make the ResNet with `depths[i]` blocks in stage `i`"
     o = _read_options(name, kwargs)
-    ci, blocks = o.ch(64), []
+    ci = o.ch(64)
+    blocks = []
     with torch.device('meta'):
         stem = conv_block(o, o.c_in, ci)
         if o.size > 64: stem = named_sequence(conv=conv_block(o, o.c_in, ci, 7, 2), pool=nn.MaxPool2d(3, 2, 1))
@@ -372,7 +383,8 @@ def allcnn(*, streams: Streams | None = None,  # Draw from these instead of `see
            **kwargs) -> nn.Sequential:  # `block1` … `block8`, `head`
     "Make All-CNN-C"
     o = _read_options('allcnn', kwargs)
-    ci, blocks = o.c_in, []
+    ci = o.c_in
+    blocks = []
     with torch.device('meta'):
         for c, kernel, stride, pad in _ALLCNN_LAYERS:
             blocks.append(conv_block(o, ci, o.ch(c), kernel, stride, pad, bias=True, drop=stride == 2))

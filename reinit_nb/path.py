@@ -514,7 +514,7 @@ def imagenet_start(n_out: int = 10,  # Classes
     return net
 
 def _meta_model(run, i):
-    "The network of stage `i` without weights"
+    "Return the network of stage `i` without weights"
     n, c, px = task_shape(run.path[i][0])
     with torch.device('meta'):
         if not run.pretrained: return model(run.model, n_out=n, c_in=c, size=px, **run.net_options)
@@ -671,7 +671,8 @@ def _limit_test_images(data, n):
     "Keep `n` test images: the first ones of every class"
     test = data.loaders[2]
     if n is None or n >= len(test.dataset): return
-    images, y = test.dataset, np.asarray(test.dataset.y)
+    images = test.dataset
+    y = np.asarray(test.dataset.y)
     rank = pd.Series(y).groupby(y).cumcount().to_numpy()
     pick = np.sort(np.lexsort((y, rank))[:n])
     data.loaders[2] = test.new(Images(images.x, y[pick], images.classes, images.idx[pick]), epoch=test.epoch)
@@ -702,7 +703,8 @@ def evaluate_learner(learn,  # fastai `Learner`
     "Return loss and accuracy over all of `dl`"
     training = learn.model.training
     net = learn.model.eval().to(dl.device)
-    batches, n = [], 0
+    batches = []
+    n = 0
     for x, y in dl:
         x, y = x.as_subclass(Tensor), y.as_subclass(Tensor)
         out = net(x)
@@ -715,7 +717,7 @@ def evaluate_learner(learn,  # fastai `Learner`
     return loss / n, right / n
 
 def _unaugmented(learn, bs):
-    "A loader of the training images in their order, without augmentation"
+    "Return a loader of the training images in their order, without augmentation"
     train = learn.dls.train
     return train.new(train.dataset.unaugmented(), shuffle=False, drop_last=False, bs=bs)
 
@@ -729,7 +731,7 @@ def training_accuracy(learn  # fastai `Learner`
 class RoundEndCallback(PlateauCallback):
     "End the rounds of a stage as `Learn` says, and note what each of them took"
     order = TrackerCallback.order + 5   # after `StageCallback`, which sees the last epoch, too
-    _saved = (*PlateauCallback._saved, 'ended', 'n')
+    saved_names = (*PlateauCallback.saved_names, 'ended', 'n')
 
     def __init__(self,
                  how: Learn,  # Schedule, patience, factor, min_lr, stop, keep and monitor matter
@@ -842,7 +844,8 @@ def training_images(learn,  # fastai `Learner`
 def measure_learner(learn  # fastai `Learner` with loaders from `vision.image_dls`
                    ) -> dict:  # `loss` and `acc` of `train`, `valid` and `test`, and steps, epochs, rounds
     "Return losses and accuracies, and how long training took"
-    data, found = learn.dls, {}
+    data = learn.dls
+    found = {}
     train = _unaugmented(learn, data.valid.bs)
     for name, dl in zip(('train', 'valid', 'test'), (train, *data.loaders[1:])):
         found[f'{name}_loss'], found[f'{name}_acc'] = evaluate_learner(learn, dl)
@@ -875,7 +878,9 @@ def penultimate_features(net: nn.Module,  # Any network
                          dl  # Loader of batches `(x, y)`
                         ) -> tuple[Tensor, Tensor]:  # Features and labels
     "Return the input of the classifier, averaged over the image where it is a convolution"
-    features, labels, device = [], [], model_device(net)
+    features = []
+    labels = []
+    device = model_device(net)
     def store(module, args):
         h = args[0]
         features.append((h.flatten(2).mean(2) if h.dim() > 2 else h).cpu())
@@ -955,7 +960,7 @@ class StageCallback(TrackerCallback):
             raise CancelFitException()
 
     def state_dict(self) -> dict:
-        "What a checkpoint keeps"
+        "Return what a checkpoint keeps"
         return {k: getattr(self, k) for k in ('waited', 'best', 'best_epoch', 'stopped', 'kept')}
 
     def load_state_dict(self, state: dict):
@@ -1228,7 +1233,8 @@ def train_path(run: PathRecipe,  # `Run` or `PathRun`
 
 def _finish_stage(files, done, stage):
     "Write what a finished stage leaves, and delete its checkpoint"
-    i, over = stage.index, done.n == len(files.run.path)
+    i = stage.index
+    over = done.n == len(files.run.path)
     if not over: files.save_stage(i, done)
     files.write_status(done, stage=i + 1, epoch=stage.measured['epochs'], epochs=stage.how.epochs,
                        valid_loss=stage.measured['valid_loss'], done=over)
@@ -1322,7 +1328,7 @@ def training_fit(df: pd.DataFrame,  # Rows of runs, as from `run_sweep`
 
 # %% ../nbs/50_path.ipynb #a1f0c047
 def _training_steps(run, n, precision, channels_last, batch):
-    "A function that does `n` steps of plain SGD, and waits for them"
+    "Return a function that does `n` steps of plain SGD, and waits for them"
     net = stage_model(run).to(batch[0].device).train()
     x, y = batch
     if channels_last:

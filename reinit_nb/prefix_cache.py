@@ -83,13 +83,16 @@ def _module_calls(events):
 def _chain_to(events, calls, end, x):
     "Return the outermost calls up to event `end` if each takes only the output of the one before, otherwise `None`"
     outermost_first = sorted((c for c in calls if c[1] <= end), key=lambda c: (c[0], -c[1]))
-    chain, done, current = [], 0, x
+    chain = []
+    done = 0
+    current = x
     for first, last, name in outermost_first:
         if first < done: continue   # inside the last one
         op_between = any(event.kind == 'op' for event in events[done:first])
         if op_between or events[first].inputs != [current] or len(events[last].outputs) != 1: return None
         chain.append(name)
-        done, current = last + 1, events[last].outputs[0]
+        done = last + 1
+        current = events[last].outputs[0]
     return chain if done == end + 1 else None
 
 def _is_only_link(events, end):
@@ -105,7 +108,9 @@ def _obstacles(model, events, trained):
     names = {id(p): n for n, p in model.named_parameters()}
     sizes = {id(p): p.numel() for p in model.parameters()}
     trained = {id(p) for p in trained}
-    used, inside, found = set(), [], []
+    used = set()
+    inside = []
+    found = []
     first_trained = first_random = first_norm = ''
     for event in events:
         if event.kind == 'in':
@@ -200,7 +205,10 @@ class _FastaiSource:
     def __init__(self, dl):
         if dl.bs is None or dl.n is None or not dl.indexed: raise ReinitError(_NOT_INDEXED)
         self.dl = dl
-        self.n, self.bs, self.drop_last, self.shuffle = dl.n, dl.bs, dl.drop_last, dl.shuffle
+        self.n = dl.n
+        self.bs = dl.bs
+        self.drop_last = dl.drop_last
+        self.shuffle = dl.shuffle
         self.create_batches, self.after_batch = dl.create_batches, dl.after_batch
         self.from_store = False       # Does the batch that was handed out last come from the store?
         self.next_from_store = False  # And the one that is being made?
@@ -220,7 +228,8 @@ class _FastaiSource:
 
     def serve(self, store):
         "Let the loader hand out rows of `store`"
-        self.store, self.workers = store, self.dl.fake_l.num_workers
+        self.store = store
+        self.workers = self.dl.fake_l.num_workers
         self.own = {k: self.dl.__dict__[k] for k in ('create_batches', 'after_batch') if k in self.dl.__dict__}
         self.dl.create_batches = MethodType(lambda dl, samples: self._batches(samples), self.dl)
         self.dl.after_batch = _SkippedPipeline(self)
@@ -238,7 +247,8 @@ class _SkippedPipeline:
 
     def __call__(self, batch, *args, **kwargs):
         source = self.source
-        source.from_store, source.next_from_store = source.next_from_store, False
+        source.from_store = source.next_from_store
+        source.next_from_store = False
         return batch if source.from_store else source.after_batch(batch, *args, **kwargs)
 
     def __getattr__(self, name):
@@ -250,8 +260,12 @@ class _TorchSource:
     "The same for torch's own loader; it takes the place of the dataset"
     def __init__(self, dl):
         if not hasattr(dl.dataset, '__getitem__') or dl.batch_size is None: raise ReinitError(_NOT_INDEXED)
-        self.dl, self.dataset, self.collate = dl, dl.dataset, dl.collate_fn
-        self.n, self.bs, self.drop_last = len(dl.dataset), dl.batch_size, dl.drop_last
+        self.dl = dl
+        self.dataset = dl.dataset
+        self.collate = dl.collate_fn
+        self.n = len(dl.dataset)
+        self.bs = dl.batch_size
+        self.drop_last = dl.drop_last
         self.shuffle = not isinstance(dl.sampler, torch.utils.data.SequentialSampler)
         self.from_store = False
 
@@ -268,7 +282,8 @@ class _TorchSource:
         for k, v in attributes.items(): object.__setattr__(self.dl, k, v)   # torch does not let them be set
 
     def serve(self, store):
-        self.store, self.workers = store, self.dl.num_workers
+        self.store = store
+        self.workers = self.dl.num_workers
         self._set(dataset=self, collate_fn=lambda batch: batch, num_workers=0)
 
     def restore(self):
@@ -396,7 +411,8 @@ class PrefixStore:
         if source.n % source.bs and not source.drop_last: sizes.append(source.n % source.bs)
         for size in sizes:
             idx = torch.randperm(source.n, generator=gen)[:size].tolist()
-            new, old = self.compute(idx)[0].cpu(), self.arrays[0].t[idx]
+            new = self.compute(idx)[0].cpu()
+            old = self.arrays[0].t[idx]
             if torch.equal(new, old) or not exact: continue
             error = (new - old).abs().max().item()
             if error > 1e-3 * old.abs().max().item():
@@ -410,7 +426,8 @@ class PrefixStore:
 
     def close(self):
         for a in self.arrays: a.close()
-        self.arrays, self.computed_sizes = [], set()
+        self.arrays = []
+        self.computed_sizes = set()
 
     @property
     def bytes(self) -> int: return sum(a.t.numel() * a.t.element_size() for a in self.arrays)
@@ -420,7 +437,8 @@ class PrefixStore:
 # %% ../nbs/31_prefix_cache.ipynb #4d4b2047
 class CachedPrefixCallback(FitCallback):
     "Compute the frozen front once, and train from there"
-    order, run_valid = FrozenLayersCallback.order + .2, True
+    order = FrozenLayersCallback.order + .2
+    run_valid = True
     def __init__(self,
                  upto: str | None = None,  # Cut after this module; default: as late as possible
                  memory: int = 2**30,  # Bytes that a store may take in memory; larger ones are mapped from a file
@@ -433,7 +451,9 @@ class CachedPrefixCallback(FitCallback):
         check_number('checks', checks, 1, integer=True)
         if folder is not None and not os.path.isdir(folder):
             raise ReinitError(f'folder={str(folder)!r} is not a folder')
-        self.stores, self.key, self.cut = {}, None, None
+        self.stores = {}
+        self.key = None
+        self.cut = None
         self.source = None    # of the loader that is served from a store
         self.patched = {}     # module → its own `forward`, if it has one
         self.hook = None
@@ -561,7 +581,9 @@ class CachedPrefixCallback(FitCallback):
             del m.__dict__['forward']
             if own is not None: m.forward = own
         if self.hook is not None: self.hook.remove()
-        self.patched, self.hook, self.skipping = {}, None, False
+        self.patched = {}
+        self.hook = None
+        self.skipping = False
 
     def _serve(self, kind):
         "Let a loader hand out rows of its store"
@@ -598,7 +620,8 @@ class CachedPrefixCallback(FitCallback):
     def _drop_stores(self):
         "Drop the stores, and remove their files"
         for store in self.stores.values(): store.close()
-        self.stores, self.key = {}, None
+        self.stores = {}
+        self.key = None
 
     def release(self):
         "Undo what lasts as long as a fit: serving from stores, and the stores"

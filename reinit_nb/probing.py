@@ -164,7 +164,7 @@ def model_inputs(model: nn.Module,
 
 # %% ../nbs/02_probing.ipynb #5ddec066
 def is_batch(o) -> bool:
-    "Is `o` a pair of tensors, `(x, y)`?"
+    "Return whether `o` is a pair of tensors, `(x, y)`"
     return isinstance(o, (tuple, list)) and len(o) == 2 and all(isinstance(t, Tensor) for t in o)
 
 def _check_data(data, right, other=(nn.Module, str)):
@@ -236,7 +236,8 @@ def call_model(model: nn.Module,
               ):  # What the model returns
     "Call `model` in its current mode; an error reports the shape of the input"
     args = model_inputs(model, x)
-    name, shape = type(model).__name__, tuple(args[0].shape)
+    name = type(model).__name__
+    shape = tuple(args[0].shape)
     with explain_failure(f'{name} does not run on data of shape {shape}'): out = model(*args)
     if not tensor: return out
     if isinstance(out, Tensor): return out.as_subclass(Tensor)

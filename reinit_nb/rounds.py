@@ -244,6 +244,7 @@ def check_ready(plans: list[RoundPlan],  # One for each round
     "Raise an error for whatever would go wrong in any of the rounds"
     changes = [plan.change for plan in plans if plan.change]
     if changes: check_weights(blocks.model, changes[0], init)
+    if callable(init): draw_fresh(blocks.model, list(drawn_weights(blocks.model))[:1], init, Streams(0))
     params = dict(blocks.model.named_parameters())
     checked = frozenset()
     for r, plan in enumerate(plans, 1):
@@ -285,7 +286,9 @@ def draw_fresh(model: nn.Module,  # Whose weights
         if not callable(init):
             fresh[n] = draw_weights(shape, init, streams.reinit).to(params[n])
             continue
-        w = init(shape, streams.reinit)
+        try: w = init(shape, streams.reinit)
+        except Exception as error:
+            raise ReinitError(f'init, called as init(shape, generator) for {n}, fails: {error}') from error
         if not isinstance(w, Tensor) or tuple(w.shape) != shape:
             got = f'shape {tuple(w.shape)}' if isinstance(w, Tensor) else f'a {type(w).__name__}'
             raise ReinitError(f'init returns {got} for {n}, and should return a tensor of shape {shape}')
@@ -693,7 +696,7 @@ def block_norms(blocks: Blocks) -> dict[str, float]:  # Name and norm
 # %% ../nbs/21_rounds.ipynb #2d60c0a8
 @patch
 def round_losses(self: RoundCallback, r):
-    "Losses of round `r` so far"
+    "Return the losses of round `r` so far"
     if not 0 < r <= len(self.starts): return self.losses[:0].cpu()
     end = (*self.starts, self.total)[r]
     losses = self.losses[self.starts[r - 1]:end].cpu()
@@ -723,7 +726,7 @@ def _log_events(self: RoundCallback, r, counts, norms_before, stats):
 # %% ../nbs/21_rounds.ipynb #2d60c0a9
 @patch(as_prop=True)
 def log(self: RoundCallback) -> pd.DataFrame:  # One row per intervention and block
-    "What was done, and how long the loss took to recover"
+    "Return what was done, and how long the loss took to recover"
     self._close_round()
     return pd.DataFrame(self.events, columns=LOG_COLUMNS).astype(dict(steps_back='Int64'))
 
@@ -757,7 +760,9 @@ def plot_log(df: pd.DataFrame,  # A `log`
     colors = plt.cm.viridis(np.linspace(0, 1, max(1, df.block.nunique())))
     for color, (block, g) in zip(colors, df.groupby('block', sort=False)):
         scale = g.norm_before.iloc[0] or 1.
-        rounds, before, after = g['round'].to_numpy(), g.norm_before.to_numpy() / scale, g.norm_after.to_numpy() / scale
+        rounds = g['round'].to_numpy()
+        before = g.norm_before.to_numpy() / scale
+        after = g.norm_after.to_numpy() / scale
         ax.plot([rounds[:-1], rounds[1:]], [after[:-1], before[1:]], c=color, lw=.8)   # training in between
         ax.vlines(rounds, before, after, color=color, lw=2)
         ax.plot(rounds, before, 'o', mfc='w', c=color, ms=4)
@@ -786,7 +791,7 @@ def apply_once(method: RoundCallback,  # A method
 class PlateauCallback(FitCallback, TrackerCallback):
     "Halve the learning rate on plateaus; end a round with its best weights when that no longer helps"
     order = TrackerCallback.order + 4
-    _saved = ('done', 'base', 'waited', 'halved', 'kept', 'epochs', 'best')
+    saved_names = ('done', 'base', 'waited', 'halved', 'kept', 'epochs', 'best')
 
     def __init__(self, cb: RoundCallback, n: int, rounds: int, patience: int, halvings: int,
                  monitor: str = 'valid_loss', comp=None, min_delta=0.):
@@ -849,7 +854,7 @@ class PlateauCallback(FitCallback, TrackerCallback):
         if ends_by_itself: self.cb.starts = (*self.cb.starts, self.cb.step + 1)   # `n_iter` is of the validation by now
         self._new_round(best=math.inf if self.comp(0, 1) else -math.inf)
 
-    def state_dict(self) -> dict: return {k: getattr(self, k) for k in self._saved}
+    def state_dict(self) -> dict: return {k: getattr(self, k) for k in self.saved_names}
     def load_state_dict(self, state: dict):
         for k, v in state.items(): setattr(self, k, v)
 
@@ -933,7 +938,7 @@ def load_state_dict(self: RoundCallback, state: dict):
 # %% ../nbs/21_rounds.ipynb #b8d37d18
 @patch
 def _check_starts(self: RoundCallback, starts):
-    "Loaded rounds must be those of this fit"
+    "Check that loaded rounds are those of this fit"
     if self.max_epochs or starts == self.starts: return
     raise ReinitError(f'this fit has rounds that begin with batches {starts}, and the loaded state has {self.starts}: '
                       'fit for as many epochs, with the same data, as before')

@@ -142,7 +142,8 @@ def cross_validate_ridge(folds: Sequence[Moments],  # One for each part of the r
     "Return the error of ridge on rows that were left out, for each penalty"
     if len(folds) < 2: raise ReinitError(f'folds: there are {len(folds)}, and cross-validation needs 2 or more')
     total = merge_moments(folds)
-    C, width = total.n_classes, total.R.shape[1]
+    C = total.n_classes
+    width = total.R.shape[1]
     if penalties is None:
         mean_square = float(total.R[:, 1:1 + total.d].square().sum() / total.d)
         penalties = np.array(RIDGE_PENALTIES) * mean_square
@@ -183,7 +184,8 @@ def gdv(h: Tensor,  # Features, a row per example
     live = sd > 1e-12 * h.abs().amax(0)
     Y = F.one_hot(y).double()
     Y = Y[:, Y.sum(0) > 1]
-    n, L = Y.sum(0), Y.shape[1]
+    n = Y.sum(0)
+    L = Y.shape[1]
     if L < 2 or not live.any(): return float('nan')
     z = .5 * (h - h.mean(0))[:, live] / sd[live]
     sums = Y.T @ torch.cdist(z, z, compute_mode='donot_use_mm_for_euclid_dist') @ Y   # of distances, by pair of classes
@@ -258,7 +260,9 @@ class _Call(NamedTuple):
 
 def _record_calls(model, x):
     "List the calls of layers, and of modules without weights, in the order in which they end"
-    calls, inputs, count = [], [], {}
+    calls = []
+    inputs = []
+    count = {}
     def version(t): return None if t is None else t._version
     def begin(m, args):
         x = _first_tensor(args)
@@ -328,7 +332,8 @@ class LayerFeatures:
         if not callable(pool): check_choice('pool', pool, POOLS)
         self.model, self.pool = model, pool
         self.max_features = check_number('max_features', max_features, 1, integer=True)
-        self.hooks, self.layers = [], None
+        self.hooks = []
+        self.layers = None
         if layers is not None: self._find([layers] if isinstance(layers, str) else list(layers))
 
     def __enter__(self): return self
@@ -357,7 +362,9 @@ class LayerFeatures:
         "Find out which calls of which modules are meant"
         if not layers:
             raise ReinitError('layers is empty: name one or more, or leave it out for all layers with weights')
-        self.layers, self.wanted = layers, {}   # wanted: module → number of the call → layer
+        # wanted: module → number of the call → layer
+        self.layers = layers
+        self.wanted = {}
         modules = dict(self.model.named_modules(remove_duplicate=False))
         for layer in layers:
             name, sign, call = str(layer).partition('#')
@@ -613,7 +620,8 @@ class _Measurement:
 
     def test(self, data):
         o = self.options
-        folds, sample_bytes = int('fisher' in o.measures), o.cache if 'gdv' in o.measures else None
+        folds = int('fisher' in o.measures)
+        sample_bytes = o.cache if 'gdv' in o.measures else None
         seen = _Pass(self.layers, data, folds, sample_bytes, self.readouts, self.n_classes, o.seed)
         self._add_rows('test', seen, seen.accuracies())
 
@@ -748,7 +756,8 @@ class SeparabilityCallback(FitCallback):
     def _measure(self, epoch):
         "Add measurements, unless there are some of this epoch"
         if any(row['epoch'] == epoch for row in self.rows): return
-        seed, loaders = self.arguments.get('seed', 0), self.learn.dls.loaders
+        seed = self.arguments.get('seed', 0)
+        loaders = self.learn.dls.loaders
         train = _FixedExamples(loaders[0], self.n_train, seed)
         test = _FixedExamples(loaders[self.ds_idx], self.n_valid, seed) if self.ds_idx < len(loaders) else None
         df = separability(self.learn.model, train, test, **self.arguments)

@@ -489,7 +489,8 @@ def input_gradients(model: nn.Module,
         raise ReinitError("outputs='each' should be 'mean' or the number of one output: a gradient is of one number")
     device, dtype = _device_and_dtype(model)
     inputs = _all_inputs(data)
-    parts, bad_outputs = [], 0
+    parts = []
+    bad_outputs = 0
     with probe_model(model):
         for x in inputs.split(_check_batch_size(bs, inputs.shape[1:])):
             x = x.to(dtype=dtype).to(device).requires_grad_()
@@ -656,7 +657,8 @@ class SpectrumCallback(FitCallback):
         self.window = check_choice('window', window, WINDOWS)
         self.outputs, self.bs = outputs, bs
         self.target = None if target is None else self._coefficients(target_values(target, probe))
-        self.n_steps, self.records = 0, []
+        self.n_steps = 0
+        self.records = []
 
     def _coefficients(self, g):
         return fourier_coefficients(g.transpose(1, 2), self.freqs, self.probe.unit, self.window)

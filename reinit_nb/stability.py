@@ -70,7 +70,8 @@ def linearization(n: int = 2,  # Weights that are multiplied
 def symbolic_eigenvalues(n: int = 2, points: int = 1) -> list:  # Distinct ones, as sympy expressions, the largest first
     "Return the eigenvalues of `linearization`"
     import sympy as sp
-    J, eta = linearization(n, points), product_model(n, points).eta
+    J = linearization(n, points)
+    eta = product_model(n, points).eta
     if J.is_diagonal(): return list(dict.fromkeys(J.diagonal()))
     half_trace = J.trace() / 2
     root = sp.sqrt(sp.factor(half_trace**2 - J.det()))
@@ -119,7 +120,8 @@ def double_equilibria() -> dict:
     "Return where two weights rest beyond zero, and the eigenvalues of the linearization there"
     import sympy as sp
     m, flow = product_model(2), symbolic_flow(2)
-    (first, second), A = m.theta, m.A[0]
+    (first, second) = m.theta
+    A = m.A[0]
     s = sp.Symbol('s', positive=True)   # the square of a weight
     found = {}
     for sign in (1, -1):
@@ -151,7 +153,8 @@ def triple_threshold() -> SimpleNamespace:  # `u`, `t_minus`, `t_plus`: sympy ex
     import sympy as sp
     a, r = sp.symbols('a r', positive=True)
     p, q = r / a, product_model(3).lam / a
-    half, root = p**2 / 16, sp.sqrt(p**4 / 256 - q**3 / 27)
+    half = p**2 / 16
+    root = sp.sqrt(p**4 / 256 - q**3 / 27)
     u = sp.cbrt(half + root) + sp.cbrt(half - root)
     w = sp.sqrt(2 * u)
     distance = sp.sqrt(2 * p / w - 2 * u)
@@ -164,7 +167,8 @@ def _as_finite(name, value, lowest=None, above=False):
     try: t = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ReinitError(f'{name}={value!r} should be a number, or an array of numbers') from None
-    bad, want = ~t.isfinite(), 'finite'
+    bad = ~t.isfinite()
+    want = 'finite'
     if lowest is not None:
         bad = bad | ((t <= lowest) if above else (t < lowest))
         want = f'finite and {">" if above else ">="} {lowest}'
@@ -224,7 +228,8 @@ def _runge_kutta_step(velocity, x, h):
 
 def _rate_bound(theta, A, d, lam, eta):
     "Return a bound on the rates of the flow here"
-    n, size = theta.shape[-1], theta.abs().amax(-1)
+    n = theta.shape[-1]
+    size = theta.abs().amax(-1)
     return eta * (lam + (d * A).abs() * size**(n - 2) * (n - 1) + A**2 * size**(2 * n - 2) * (2 * n - 1))
 
 def _flow_step(x, t, time, problem):
@@ -256,7 +261,8 @@ def simulate(theta,  # Starts, … × n
     step = {'flow': _flow_step, 'descent': _descent_step}[check_choice('how', how, DYNAMICS)]
     time = _as_finite('time', time, 0, above=True).expand(x.shape[:-1])
     if how == 'descent': time = time.ceil()
-    t, steps = torch.zeros_like(time), 0
+    t = torch.zeros_like(time)
+    steps = 0
     kept = [(t, x)]
     while (t < time).any():
         if steps == max_steps:
@@ -279,7 +285,8 @@ def escape_thresholds(A=1.,  # Slope, or root of E[A²]
     "Return the roots of `size_equation`, by bisection"
     n = check_number('n', n, 2, integer=True)
     A, d, lam = torch.broadcast_tensors(_as_finite('A', A), _residual(B, y), _as_finite('lam', lam, 0))
-    a, r = A**2, (A * d).abs()
+    a = A**2
+    r = (A * d).abs()
     def equation(t): return a * t**(2 * n - 2) - r * t**(n - 2) + lam
     lowest = ((n - 2) / (2 * n - 2) * r / a)**(1 / n)   # where the equation has its minimum
     highest = (r / a)**(1 / n)
@@ -692,7 +699,8 @@ class _Pairs:
         writer, reader = _layer_with_rows(model, 'rows', rows), _layer_with_rows(model, 'columns', columns)
         if writer is reader:
             raise ReinitError(f'rows and columns are both {rows!r}: give two layers, one after the other')
-        n, device = len(writer.weight), writer.weight.device
+        n = len(writer.weight)
+        device = writer.weight.device
         self.units = _check_units(units, n)
         places = _column_places(reader, n)
         if places is None:
@@ -740,7 +748,10 @@ def _tiny_rows(rows, tiny, seed):
 class _PairHessian:
     "The matrix M of every pair, as products, at tiny rows and columns of zero"
     def __init__(self, pairs, rows, data, loss):
-        self.pairs, self.rows, self.data, self.loss = pairs, rows, data, loss
+        self.pairs = pairs
+        self.rows = rows
+        self.data = data
+        self.loss = loss
         self.zero_cols = torch.zeros_like(pairs.values()[1])
         self.total = sum(len(y) for _, y in data)
 
@@ -761,7 +772,9 @@ class _PairHessian:
 # %% ../nbs/45_stability.ipynb #705eab8a
 def _lanczos(product, v, steps):
     "Return the largest eigenvalue and its vector of many symmetric matrices; `v` and `product(v)` are matrices × size"
-    basis, diagonal, off_diagonal = [v / v.norm(dim=1, keepdim=True)], [], []
+    basis = [v / v.norm(dim=1, keepdim=True)]
+    diagonal = []
+    off_diagonal = []
     for _ in range(min(steps, v.shape[1])):
         w = product(basis[-1])
         diagonal.append((w * basis[-1]).sum(1))
@@ -771,7 +784,8 @@ def _lanczos(product, v, steps):
         done = norm <= 1e-5 * torch.stack(diagonal).abs().amax(0).clamp(min=1e-30) + 1e-12
         off_diagonal.append(torch.where(done, 0., norm))
         basis.append(torch.where(done[:, None], 0., w / norm.clamp(min=1e-30)[:, None]))
-    basis, off_diagonal = cpu_double(torch.stack(basis[:-1])), off_diagonal[:-1]
+    basis = cpu_double(torch.stack(basis[:-1]))
+    off_diagonal = off_diagonal[:-1]
     a = cpu_double(torch.stack(diagonal, 1))
     b = cpu_double(torch.stack(off_diagonal, 1)) if off_diagonal else a[:, :0]
     ended = (basis == 0).all(2).T
@@ -966,7 +980,9 @@ def eigenvalue_evidence(ns: Sequence[int] = (2, 3, 4, 5),  # Numbers of weights
     rows = []
     for n in ns:
         m, J = product_model(n), linearization(n)
-        A, B, y = m.A[0], m.B[0], m.y[0]
+        A = m.A[0]
+        B = m.B[0]
+        y = m.y[0]
         formula = [-m.eta * m.lam] * n
         if n == 2: formula = [m.eta * (-m.lam + sign * sp.Abs(B - y) * sp.Abs(A)) for sign in (1, -1)]
         difference = J.charpoly(z).as_expr() - sp.prod(z - w for w in formula)

@@ -131,7 +131,7 @@ def file_system(path  # A file or folder that exists
     return kind
 
 def _flock_works(folder):
-    "Does `flock` exclude a second owner in `folder`?"
+    "Return whether `flock` excludes a second owner in `folder`"
     try:
         import fcntl  # not on Windows
     except ImportError: return False
@@ -185,7 +185,7 @@ _heart = []           # the thread that renews them
 
 @cache
 def _machine_id():
-    "A name for this machine since it was started, and for its numbers of processes"
+    "Return a name for this machine since it was started, and for its numbers of processes"
     try: return Path('/proc/sys/kernel/random/boot_id').read_text().strip() + os.readlink('/proc/self/ns/pid')
     except OSError: return platform.node()
 
@@ -196,7 +196,7 @@ def _process_start(pid):
     return '' if state in 'ZX' else numbers[18]
 
 def _is_running(lease):
-    "Does the process of a lease run on this machine? `None`: that cannot be seen"
+    "Return whether the process of a lease runs on this machine; `None`: that cannot be seen"
     try: os.kill(lease['pid'], 0)
     except ProcessLookupError: return False
     except PermissionError:   # of another user, whose processes may be hidden
@@ -282,7 +282,7 @@ if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_leases.c
 @contextmanager
 def try_lock(path  # File that stands for the lock; its folder is made if needed
             ):
-    "`with try_lock(path) as mine:`, where `mine` is false if another live process has the lock"
+    "Hold a lock in `with try_lock(path) as mine:`; `mine` is false if another live process has it"
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     take = _take_flock if lock_method(path.parent) == 'flock' else _take_lease
@@ -418,7 +418,7 @@ class Store:
 
     @contextmanager
     def claim(self, recipe: Recipe):
-        "`with store.claim(recipe) as mine:`, where `mine` is false if another live process is running `recipe`"
+        "Hold a recipe in `with store.claim(recipe) as mine:`; `mine` is false if another live process is running it"
         with try_lock(self.check_writable().root / '.locks' / recipe.hash) as mine: yield mine
 
     def clean(self) -> int:  # Number of folders removed

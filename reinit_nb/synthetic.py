@@ -87,5 +87,6 @@ def synthetic_dls(task: SyntheticTask = SyntheticTask(),  # The task
     train = DataLoader(list(zip(x, y)), bs=bs, shuffle=True, **kwargs)
     test = DataLoader(list(zip(x_test, y_test)), bs=max(bs, 256), **kwargs)
     dls = DataLoaders(train, test)
-    dls.c, dls.n_inp = task.classes, 1
+    dls.c = task.classes
+    dls.n_inp = 1
     return dls

@@ -238,7 +238,8 @@ class Images:
     @contextmanager
     def set_split_idx(self, i):
         "Augment (0) or not (1) for a while; for `tta`"
-        before, self.split_idx = self.split_idx, i
+        before = self.split_idx
+        self.split_idx = i
         try: yield self
         finally: self.split_idx = before
 
@@ -348,7 +349,9 @@ def affine_images(x: Tensor,  # N×C×H×W
     "Rotate, shear and zoom each image about its center; bilinear, black outside"
     h, w = x.shape[-2:]
     radians = angle.deg2rad()
-    cos, sin, tan = radians.cos(), radians.sin(), shear.deg2rad().tan()
+    cos = radians.cos()
+    sin = radians.sin()
+    tan = shear.deg2rad().tan()
     zero = torch.zeros_like(radians)
     rows = [cos - sin * tan, (cos * tan + sin) * h / w, zero, -sin * w / h, cos, zero]
     matrix = torch.stack(rows, 1).view(-1, 2, 3) / zoom[:, None, None]
@@ -429,7 +432,7 @@ def _decide(task, h, w, uniform):
 
 # %% ../nbs/12_vision.ipynb #acff3aa2
 def is_augmented(task: Task) -> bool:
-    "Are the training images of `task` changed at random?"
+    "Return whether the training images of `task` are changed at random"
     moved = task.crop or task.flip or task.vflip or task.shift > 0
     return bool(moved or any(task.affine) or any(task.jitter) or task.random_blur < 1)
 
@@ -511,7 +514,10 @@ class _ImageBatches:
     "What `ImageDL` has beyond fastai's `TfmdDL`"
     def __init__(self, dataset, bs=64, shuffle=False, num_workers=0, task=None, streams=None, hw=None, epoch=0, **kw):
         state = random.getstate()   # fastai takes a seed from Python's generator, which is not ours to move
-        self.task, self.streams, self.hw, self.epoch = task, streams, hw, epoch
+        self.task = task
+        self.streams = streams
+        self.hw = hw
+        self.epoch = epoch
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=0, **kw)
         random.setstate(state)
 

@@ -252,7 +252,7 @@ class ChannelTracer(TorchFunctionMode):
         for t, ids in zip(_tensors(call.out), _tensors(moved)): self.set_numbers(t, ids)
 
     def trace_pool(self, call):
-        "Positions change, channels stay"
+        "Keep channels: only positions change"
         ids = self.get_numbers(call.followed[0])
         channels = _channels_along(ids, 1)
         if channels is None: return self.mark_uncountable(ids, f'{call.name} mixes channels (in {self.current_module})')
@@ -267,7 +267,7 @@ class ChannelTracer(TorchFunctionMode):
         else: self.set_numbers(call.out, F.pad(ids, pad, value=-1))
 
     def trace_reduction(self, call):
-        "A mean over positions keeps channels; a mean over channels loses them"
+        "Keep channels in a mean over positions; lose them in a mean over channels"
         ids = self.get_numbers(call.followed[0])
         dim, keepdim = call.arg(1, 'dim'), call.arg(2, 'keepdim', False)
         if dim is not None:
@@ -277,7 +277,7 @@ class ChannelTracer(TorchFunctionMode):
 
     # two operands
     def trace_addition(self, call):
-        "Channels that are added to each other become one"
+        "Join the channels that are added to each other"
         a, b = call.arg(0, 'input'), call.arg(1, 'other')
         ids_a, ids_b = self.get_numbers(a), self.get_numbers(b)
         if ids_a is None: return self.trace_shift(a, ids_b, call.out)
@@ -290,7 +290,7 @@ class ChannelTracer(TorchFunctionMode):
         self.set_numbers(call.out, torch.where(ids_a >= 0, ids_a, ids_b).expand(call.out.shape))
 
     def trace_shift(self, constant, ids, out):
-        "Something that no layer writes is added"
+        "Keep channels when something is added that no layer writes"
         self.set_numbers(out, ids.expand(out.shape))
         if isinstance(constant, Tensor):
             what = self.names.get(id(constant), 'a tensor that no layer writes')
@@ -303,7 +303,7 @@ class ChannelTracer(TorchFunctionMode):
                              f'{what} is added in {self.current_module}: a channel of zeros is no longer zero'))
 
     def trace_product(self, call):
-        "A product with something that is no channel keeps channels; a product of two channels is a gate"
+        "Keep channels in a product with what is no channel; note a gate where two channels are multiplied"
         a, b = call.arg(0, 'input'), call.arg(1, 'other')
         ids_a, ids_b = self.get_numbers(a), self.get_numbers(b)
         division = 'div' in call.name
@@ -474,7 +474,7 @@ class Wiring:
     def all_ends(self,
                  on: np.ndarray  # By channel
                 ) -> np.ndarray:  # By channel
-        "For each channel: is `on` true for all channels in which it ends?"
+        "Return for each channel whether `on` is true for all channels in which it ends"
         return self.ends @ (~on).astype(int) == 0
 
     def ends_of(self, part: WiredPart) -> np.ndarray:  # Channels
@@ -496,7 +496,7 @@ class Wiring:
         return csr_matrix((np.ones(len(at), np.int32), (at, _concatenate(sets))), (len(sets), self.n))
 
     def reads(self) -> pd.DataFrame:  # Layers that write × layers that read
-        "For each pair of layers: does the second read what the first writes?"
+        "Return for each pair of layers whether the second reads what the first writes"
         writes = self._incidence(self.ends_of(p) for p in self.layers)
         reads = self._incidence(p.cols for p in self.layers)
         names = [p.name for p in self.layers]
@@ -517,7 +517,7 @@ class Wiring:
         return [(self.layers[i], self.layers[next_layer[i]]) for i in sorted(kept)]
 
     def table(self) -> pd.DataFrame:  # One row per layer
-        "Who writes and who reads what each layer writes, and what cannot be counted"
+        "List who writes and who reads what each layer writes, and what cannot be counted"
         writes = self._incidence(self.ends_of(p) for p in self.layers)
         unread = self._incidence(p.rows[~select_channels(self.read, p.rows)] for p in self.layers)
         into_norms = self._incidence(p.cols for p in self.norms)
@@ -572,7 +572,8 @@ def _wiring_by_hand(model, pairs):
     "The wiring given as pairs (layer, next) or (layer, normalization, next)"
     modules = dict(model.named_modules())
     with_weight = [k for k, m in modules.items() if isinstance(getattr(m, 'weight', None), Tensor)]
-    parts, n = {}, 0
+    parts = {}
+    n = 0
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
             raise ReinitError(f'pairs: {pair!r} should be (layer, next) or (layer, normalization, next)')

@@ -194,7 +194,8 @@ _NORMS = nn.modules.batchnorm._BatchNorm
 
 def _shifts_of_norms(net, state):
     "For each normalization without values: its shift, which the file has as the bias of the convolution before it"
-    shifts, conv = {}, None
+    shifts = {}
+    conv = None
     for name, m in net.named_modules():
         if isinstance(m, nn.Conv2d): conv = name if m.bias is None else None
         if isinstance(m, _NORMS) and conv and f'{name}.weight' not in state and f'{conv}.bias' in state:

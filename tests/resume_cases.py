@@ -32,6 +32,7 @@ from fastcore.foundation import L
 
 from reinit_nb import baselines
 from reinit_nb.checkpoint import CheckpointCallback, read_checkpoint
+from reinit_nb.freezing import FrozenLayersCallback, freeze_out, gradual_unfreezing
 from reinit_nb.models import model
 from reinit_nb.rounds import RoundCallback
 from reinit_nb.vision import Task, image_dls
@@ -132,13 +133,14 @@ def plain_learner(again=0, opt_func=Adam):
 def final(learn):
     "All that must be equal"
     cbs = learn._grab_cbs(RoundCallback) or [v for v in vars(learn).values() if isinstance(v, RoundCallback)]
+    cbs += vars(learn).get('frozen_here', [])   # fastai forgets the callbacks of a fit
     rec, loader = learn.recorder, learn.dls.train
     return dict(
         model=learn.model.state_dict(), opt=learn.opt.state_dict(), hypers=learn.opt.hypers,
         values=rec.values, losses=rec.losses, lrs=rec.lrs, iters=rec.iters, hps=getattr(rec, 'hps', None),
         rng=(torch.get_rng_state(), random.getstate(), np.random.get_state()),
         loader=getattr(loader, 'epoch', loader.rng.getstate()),
-        log=[cb.log.to_dict('list') for cb in cbs], round_losses=[cb.losses for cb in cbs])
+        log=[cb.log.to_dict('list') for cb in cbs], round_losses=[getattr(cb, 'losses', None) for cb in cbs])
 
 def without_nan(t): return t.nan_to_num(nan=-9.) if t.is_floating_point() else t
 
@@ -242,6 +244,28 @@ VARIANTS = {
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_variants(variant, tmp_path):
     assert not differences(*whole_and_killed(tmp_path, *VARIANTS[variant], KILLS[:3]))
+
+# ---------------------------------------------------------------- schedules of freezing
+
+SCHEDULES = {
+    'gradual unfreezing': (lambda net: gradual_unfreezing(net, 'layers'), SGD_MOMENTUM),
+    'FreezeOut': (lambda net: freeze_out(net, 'layers', t0=.25), Adam),
+    'entries of layers frozen, then free': (lambda net: [(0, dict(layers='block1', share=.6)),
+        (1, dict(layers=['block1', 'block2'], share=.3)), (3, None)], torch_adamw)}
+
+@pytest.mark.parametrize('name', SCHEDULES)
+def test_schedules_of_freezing(name, tmp_path):
+    schedule, opt_func = SCHEDULES[name]
+
+    def fit_frozen(learn, cbs):
+        learn.frozen_here = [FrozenLayersCallback(schedule=schedule(learn.model))]
+        learn.fit(EPOCHS, .05, cbs=[*learn.frozen_here, *cbs])
+
+    kills = [At('before_backward', 1, 0), partial(writing, 2), MIDDLE, END, EPOCH_END]
+    make = partial(net_learner, opt_func=opt_func, norm='batch', dropout=.2)
+    a, b = whole_and_killed(tmp_path, make, fit_frozen, kills)
+    assert not differences(a, b)
+    assert len(a['log'][0]['step']) >= 3
 
 # ---------------------------------------------------------------- what is finished, and what the file is
 

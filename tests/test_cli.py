@@ -24,7 +24,6 @@ from reinit_nb.claims.verdict import VERDICT_WORDS
 from reinit_nb.cli import (
     MARKER,
     PAPER_HELP,
-    STUDY_HELP,
     Parser,
     claim_files,
     claim_lines,
@@ -43,6 +42,7 @@ from reinit_nb.cli import (
     repro_jobs,
     repro_parser,
     run_command,
+    study_help,
 )
 from reinit_nb.core import ReinitError
 from reinit_nb.models import scnn
@@ -256,14 +256,15 @@ def test_help_of_repro(capsys):
 
 
 def test_help_knows_studies_and_papers():
-    "The help is written down, so that it needs no import; it must agree with the records"
-    assert tuple(STUDY_HELP) == STUDY_NAMES
+    "The help is a table, so that it needs no import; the claims it names must be those of the records"
+    help_of = study_help()
+    assert tuple(help_of) == STUDY_NAMES
     assert PAPER_HELP == PAPER_NAMES
     for name, study in all_studies().items():
         expected = list(study.claims)
-        for first, last in re.findall(r'([RZCFP]\d+) to ([RZCFP]\d+)', STUDY_HELP[name]):
+        for first, last in re.findall(r'([RZCFP]\d+) to ([RZCFP]\d+)', help_of[name]):
             assert {first, last} <= set(expected), name
-        assert not expected or expected[0] in STUDY_HELP[name] and expected[-1] in STUDY_HELP[name], name
+        assert not expected or expected[0] in help_of[name] and expected[-1] in help_of[name], name
 
 
 # ---------------------------------------------------------------- wrong input

@@ -43,9 +43,23 @@ def test_own_imports():
     }
 
 
+def test_private_names_of_others():
+    source = 'from .core import _a, b\nfrom . import store\nstore._c\nstore.d\nb._e\nself._f\nstore.__doc__'
+    assert list(house.private_names_of_others(source, 'lw')) == [('core', '_a'), ('store', '_c'), ('b', '_e')]
+
+
 def test_public_names():
     source = 'A = 1\n_b = 2\ndef f(): pass\ndef _g(): pass\n@patch\ndef h(self:A): pass\nclass K: pass'
     assert list(house.public_names(source)) == ['A', 'f', 'K']
+
+
+def test_pages_open_with_an_example():
+    start, definition, example = '#| default_exp x', '#| export\ndef f(): pass', 'f()'
+    imports = '#| export\nimport torch'
+    assert house.opens_with_an_example(notebook(start, 'from x import f', example, imports, definition))
+    assert house.opens_with_an_example(notebook(start, imports, example, definition))
+    assert not house.opens_with_an_example(notebook(start, imports, definition, example))
+    assert not house.opens_with_an_example(notebook(start, '#| hide\nf()', definition))
 
 
 def test_eager_plots():
@@ -174,6 +188,13 @@ def test_misspelled():
 def test_cross_references():
     assert pages.cross_references('see @fig-a, (@sec-b-c) and [@tbl-d]') == {'fig-a', 'sec-b-c', 'tbl-d'}
     assert not pages.cross_references('`@fig-a` a@fig-b.org @figure https://x/@fig-c')
+
+
+def test_internal_methods_are_not_on_the_pages_of_callbacks():
+    "What a method overrides, and what only the base class calls, has no heading of its own"
+    shown = set(pages.documented_names(common.read('21_rounds.ipynb')))
+    assert {name for name in shown if '.' in name} == {'RoundCallback.log', 'RoundCallback.plot', 'Learner.fit_rounds'}
+    assert set(pages.documented_names(common.read('22_lw.ipynb'))) == {'LayerwiseCallback'}
 
 
 def test_links():

@@ -1,10 +1,17 @@
 "Every study from its recipes to the report, with its smallest recipes: sweep → results → claims → report"
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import pytest
 
+import reinit_nb
 from reinit_nb.report.page import judge_results, results_page
 from reinit_nb.store import Store
 from reinit_nb.studies.common import STUDY_NAMES, StudyResults, flatten_recipes, get_study, write_results
@@ -80,3 +87,41 @@ def test_few_runs(name, tmp_path):
     assert 'Not shown: ' in html and f'{file}_smoke.csv' in html
     assert f'<h3>{study.title}</h3>' in html.replace('&#39;', "'")
     assert str(tmp_path) not in html
+
+
+COINS = """
+import pandas as pd
+from .common import Look, ResultsFile, Study, Table
+
+def lists(scale=None, seeds=None): return dict(coins=[Look('coins', 3)])
+
+def measure(look): return pd.DataFrame(dict(toss=range(look.n), heads=[True, False, True]))
+
+STUDY = Study('coins', 'Tossing coins', 'reinit', 'How often do heads come up?', 'experiments/coins.ipynb',
+              dict(coins=ResultsFile(lists, measure=measure)),
+              exhibits=dict(tosses=Table(lambda df: df[['toss', 'heads']], ('coins',), 'All tosses')))
+"""
+
+
+@pytest.mark.slow
+def test_a_study_is_a_module_and_a_line(tmp_path):
+    "In a copy of the package: the command knows the new study, runs it, and reports on it"
+    package = tmp_path / 'reinit_nb'
+    shutil.copytree(Path(reinit_nb.__file__).parent, package, ignore=shutil.ignore_patterns('__pycache__'))
+    (package / 'studies/coins.py').write_text(COINS, encoding='utf-8')
+    with (package / 'data/studies.csv').open('a', encoding='utf-8') as table:
+        table.write('coins,fair and unfair ones\n')
+
+    def command(*argv):
+        code = 'import sys; from reinit_nb.cli import reinit_repro; sys.exit(reinit_repro())'
+        env = os.environ | dict(PYTHONPATH=str(tmp_path))
+        run = subprocess.run([sys.executable, '-c', code, *argv], cwd=tmp_path, env=env, capture_output=True,
+                             encoding='utf-8')
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    assert re.search(r'coins +fair and unfair ones', command('--help'))
+    command('coins', '--scale', 'smoke', '--out', 'out')
+    assert (tmp_path / 'out/coins_smoke.csv').exists()
+    page = (tmp_path / 'out/index.html').read_text(encoding='utf-8')
+    assert '<h3>Tossing coins</h3>' in page and 'All tosses' in page

@@ -18,6 +18,7 @@ from lint.common import (
     parse_cell,
     read,
     rule,
+    shown_code,
     text,
 )
 
@@ -127,13 +128,25 @@ def imports_go_down():
                 yield f'nbs/{home[module]}', f'imports {other} from above: move what it needs to a lower notebook'
 
 
+def private_names_of_others(source, module=''):
+    "Names with a leading underscore that `source` takes from another module, imported or as attributes of it"
+    modules = set()
+    for other, name in own_imports(source, module):
+        if name and re.match(r'_(?!_)', name):
+            yield other, name
+        modules.add(name or other.split('.')[-1])
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in modules and re.match(r'_(?!_)', node.attr):
+                yield node.value.id, node.attr
+
+
 @rule
 def private_names_stay_at_home():
-    "No module imports a name with a leading underscore from another one"
+    "No module takes a name with a leading underscore from another one"
     for module, source in module_sources().items():
-        for other, name in own_imports(source, module):
-            if name and re.match(r'_(?!_)', name):
-                yield module, f'imports {name} from {other}: make it public in the right place'
+        for other, name in private_names_of_others(source, module):
+            yield module, f'takes {name} from {other}: make it public in the right place'
 
 
 def public_names(source):
@@ -262,6 +275,29 @@ def imports_have_their_own_cell():
             source = text(cell['source'])
             if 'nbdev_export()' not in source and mixes_imports(source):
                 yield f'nbs/{name}, cell {cell["id"]}', 'split it'
+
+
+def only_imports(source):
+    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in parse_cell(source).body)
+
+
+def opens_with_an_example(notebook):
+    "Does code that a reader can run, and that shows something, come before the first definition?"
+    for cell in shown_code(notebook):
+        source = text(cell['source'])
+        if 'default_exp' in directives(cell) or only_imports(source):
+            continue
+        return cell not in exported_cells(notebook)
+    return False
+
+
+@rule
+def library_pages_open_with_an_example():
+    "A page of the library opens with a few lines that run; definitions follow"
+    for name in notebook_names():
+        notebook = read(name)
+        if exported_cells(notebook) and not opens_with_an_example(notebook):
+            yield f'nbs/{name}', 'opens with a definition: begin with the lines that use the module'
 
 
 def has_test(notebook):

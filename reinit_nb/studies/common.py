@@ -18,7 +18,7 @@ import pandas as pd
 import reinit_nb
 from ..core import Recipe, ReinitError, by_scale, check_choice, check_number
 from ..core import scale as get_scale
-from ..store import load_results, save_results
+from ..store import load_results, paper_table, save_results
 from ..sweep import Engine, run_sweep
 
 # %% ../../nbs/60_studies.common.ipynb #d796e8f4
@@ -303,8 +303,7 @@ def line_ends(df: pd.DataFrame,  # One row per point
     return '; '.join(said)
 
 # %% ../../nbs/60_studies.common.ipynb #0f9e720e
-STUDY_NAMES = ('synthetic', 'reinit_tables', 'reinit_cnn', 'freezing', 'frozen_weights', 'transfer', 'spectra',
-               'interventions', 'plasticity')
+STUDY_NAMES = tuple(paper_table('studies').name)  # In the order of reports
 
 def get_study(name: str  # One of `STUDY_NAMES`
              ) -> Study:
