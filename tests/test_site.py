@@ -414,6 +414,16 @@ def test_pages_show_no_repr_of_plots(previews, docs):
             assert not found, f'{path.relative_to(folder)}: {found[:3]}'
 
 
+def test_pages_name_no_machine(previews, built):
+    "No folder of the machine that built the site, neither in signatures nor in warnings of imports"
+    for folder in (previews[0], built[0]):
+        for path in folder.rglob('*.html'):
+            page = re.sub('<[^<>]+>', '', path.read_text(encoding='utf-8'))  # code is colored word by word
+            ours = r'PosixPath\(|site-packages|FutureWarning|findfont: | at 0x[0-9a-f]{8}'
+            found = re.findall(rf'.{{,40}}(?:{ours}).{{,40}}', page)
+            assert not found and str(built[0].parent) not in page, f'{path.relative_to(folder)}: {found[:2]}'
+
+
 def test_nothing_is_asked_of_other_hosts():
     settings = (root / '_quarto.yml').read_text(encoding='utf-8')
     assert 'html-math-method: mathml' in settings and '[cosmo, theme.scss]' in settings
