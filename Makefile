@@ -107,7 +107,9 @@ llms: $(STAMP)  ## Make nbs/llms.txt from the sidebar and the pages' first lines
 	$(BIN)/python .ci/docs/build.py --llms
 
 # README.md is made first: nbdev_docs makes its own when ours is older than the notebook.
-# Without Quarto, Sphinx renders what nbdev has processed; each page says at its end which of the two made it
+# Without Quarto, Sphinx renders what nbdev has processed; each page says at its end which of the two made it.
+# nbdev runs the cells that import something: what they warn about would be shown on the pages
+docs: export PYTHONWARNINGS = ignore::FutureWarning
 docs: $(STAMP)  ## Build the site into _docs, with Quarto or, where there is none, with Sphinx
 	@case '$(CURDIR)/' in */.*) echo 'nbdev skips folders whose name starts with a dot, so the pages would be empty: build from another path' >&2; exit 1;; esac
 	@$(MAKE) --no-print-directory readme llms

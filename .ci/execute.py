@@ -19,7 +19,9 @@ from PIL import Image
 
 # The one place where figures are configured; a page that calls `small_figures` itself chooses another size
 SETUP = '''
+import logging
 import warnings
+logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)  # fonts that are not installed
 warnings.filterwarnings('ignore', message='`torch.jit.script` is deprecated', category=FutureWarning)  # by fastai
 from reinit_nb.report.html import small_figures
 small_figures(None)

@@ -2,7 +2,7 @@
 -- [`scale`](https://…) in a block of code becomes `scale` again.
 -- What a plotting call returns, and a progress bar that has reached its end, are not shown next to the result.
 -- Printed tables get a class, so that they scroll on a narrow screen. build.py does the same for Sphinx.
-local noise = {'^%s*<Axes', '^%s*array%(%[+<Axes', '^%s*<matplotlib%.', '^%s*%[Text%(', '<progress'}
+local noise = {'^%s*<Axes', '^%s*array%(%[+<Axes', '^%s*<matplotlib%.', '^%s*%[[^\n]*Text%(', '<progress'}
 
 local function is_noise(text)
   for _, pattern in ipairs(noise) do

@@ -45,6 +45,8 @@ class Engine(NamedTuple):
     cpus: int = 1    # CPUs of a portion: torch's threads
     gpus: float = 1  # GPUs of a portion where there are any; 0: it never uses one; below 1: portions share one
 
+    def __repr__(self): return f'Engine({self.plan.__name__}, {self.run.__name__})'   # in signatures
+
 def one_by_one(recipes: Sequence[Recipe]) -> list:  # Portions
     "Plan every recipe as a portion of its own"
     return [[recipe] for recipe in recipes]
@@ -52,6 +54,7 @@ def one_by_one(recipes: Sequence[Recipe]) -> list:  # Portions
 def _from_path(name):
     "A function of `path`, imported when it is called, because it needs fastai, which is slow to import"
     def call(*args, **kwargs): return getattr(import_module('reinit_nb.path'), name)(*args, **kwargs)
+    call.__name__ = name
     return call
 
 ENSEMBLE = Engine(ensemble.plan_mlps, ensemble.run_mlps)

@@ -181,7 +181,9 @@ def test_readme_converter():
 
 def test_noise_and_printed_tables():
     "The repr of a plot and finished progress bars are left out; a printed table is recognized, and prose is not"
-    for plain in ("<Axes: xlabel='round'>", 'array([<Axes: >,\n       <Axes: >])', '<matplotlib.legend.Legend>'):
+    repr_of_set = "[(1e-12, 2), Text(0, 0.5, 'share')]"
+    for plain in (repr_of_set, "<Axes: xlabel='round'>",
+                  'array([<Axes: >,\n       <Axes: >])', '<matplotlib.legend.Legend>'):
         assert build.is_noise(dict(output_type='execute_result', data={'text/plain': plain}))
     assert build.is_noise(dict(data={'text/html': '<div><progress max="2" value="2"></progress> 100%</div>'}))
     assert not build.is_noise(dict(data={'text/html': '<table class="fastprogress"></table>'}))

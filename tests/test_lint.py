@@ -1,6 +1,8 @@
 "Every rule of .ci/lint notices the fault that it is there for, and `make lint` is clean"
 
+import base64
 import filecmp
+import io
 import os
 import shutil
 import subprocess
@@ -8,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 pytest.importorskip('yaml', reason='no yaml here: notebooks and pages are not checked')
 root = Path(__file__).resolve().parents[1]
@@ -115,6 +118,19 @@ def test_foreign_words():
 
 
 # ---------------------------------------------------------------- pages
+
+
+def test_blurred_images():
+    data = io.BytesIO()
+    Image.new('RGB', (80, 40)).save(data, 'PNG')
+    png = base64.b64encode(data.getvalue()).decode()
+
+    def cell(**metadata):
+        return dict(outputs=[dict(data={'image/png': png}, metadata={'image/png': metadata} if metadata else {})])
+
+    assert list(pages.blurred_images(cell())) == ['has a figure of 80 pixels without a width on the page']
+    assert list(pages.blurred_images(cell(width=60))) == ['has a figure of 80 pixels that is 60 wide on the page']
+    assert not list(pages.blurred_images(cell(width=40)))
 
 
 def test_figure_faults():

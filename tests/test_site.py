@@ -181,6 +181,13 @@ FACTS = r"""(async () => {
     errors: all('.system-message, .problematic').map(o => o.textContent.slice(0, 80))};
 })()"""
 
+# Name of the current entry of the sidebar if it can be seen
+ENTRY = r"""(() => {
+  const entry = document.querySelector('.sidebar-tree .current-page');
+  const at = entry?.getBoundingClientRect();
+  return at && at.top >= 0 && at.bottom <= innerHeight ? entry.textContent.trim() : null;
+})()"""
+
 # What stands beside each other at the top of a phone's screen: the smallest gap in pixels
 BAR = r"""(() => {
   const at = [...document.querySelectorAll('.mobile-header :is(label, a, button, svg)')]
@@ -212,6 +219,7 @@ def visits(browser, base):
             res[page]['printed'] = p.js('document.querySelectorAll("article .cell_output .output pre").length')
             res[page]['wide'] = p.js(WIDE)
             res[page]['desk'] = p.overflow()
+            res[page]['entry'] = p.js(ENTRY)
             res[page]['light'] = p.contrasts(4.5, 'article')
             p.media(dark=True)
             res[page]['dark'] = p.contrasts(4.5, 'article')
@@ -242,6 +250,13 @@ def test_pages_open(visits):
             f'{page} does not say what rendered it'
         )
         assert not v['errors'], f'{page}: {v["errors"]}'
+
+
+@needs_browser
+def test_sidebar_shows_where_a_reader_is(visits):
+    "The current entry is on the screen, however long the sidebar is"
+    lost = [page for page, v in visits.items() if page != 'index.ipynb' and not v['entry']]
+    assert not lost, lost
 
 
 @needs_browser
@@ -412,6 +427,16 @@ def test_pages_show_no_repr_of_plots(previews, docs):
             page = path.read_text(encoding='utf-8')
             found = re.findall(r'&lt;Axes:|array\(\[&lt;Axes|&lt;matplotlib\.|<progress max', page)
             assert not found, f'{path.relative_to(folder)}: {found[:3]}'
+
+
+def test_pages_name_no_machine(previews, built):
+    "No folder of the machine that built the site, neither in signatures nor in warnings of imports"
+    for folder in (previews[0], built[0]):
+        for path in folder.rglob('*.html'):
+            page = re.sub('<[^<>]+>', '', path.read_text(encoding='utf-8'))  # code is colored word by word
+            ours = r'PosixPath\(|site-packages|FutureWarning|findfont: | at 0x[0-9a-f]{8}'
+            found = re.findall(rf'.{{,40}}(?:{ours}).{{,40}}', page)
+            assert not found and str(built[0].parent) not in page, f'{path.relative_to(folder)}: {found[:2]}'
 
 
 def test_nothing_is_asked_of_other_hosts():

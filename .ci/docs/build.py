@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -228,7 +229,7 @@ def is_image(out):
 
 
 # What a plotting call returns, and progress bars with their style sheet; nbs/unlink_code.lua has the same for Quarto
-_noise = re.compile(r'\s*(<Axes|array\(\[+<Axes|<matplotlib\.|\[Text\()|(?s:.*)(<progress max|progress::-webkit)')
+_noise = re.compile(r'\s*(<Axes|array\(\[+<Axes|<matplotlib\.|\[.*\bText\()|(?s:.*)(<progress max|progress::-webkit)')
 
 
 def is_noise(out):
@@ -379,6 +380,8 @@ def build(root, out, n_workers=2):
     from nbdev.serve import proc_nbs
 
     os.chdir(root)  # nbdev looks for settings.ini from here
+    os.environ['PYTHONWARNINGS'] = 'ignore::FutureWarning'  # what imports warn about would be shown on the pages
+    warnings.simplefilter('ignore', FutureWarning)
     proc = proc_nbs(n_workers=n_workers)
     work = proc / '_sphinx'
     n = sources(root, proc, work / 'src')

@@ -31,7 +31,7 @@ PAGE = """<!DOCTYPE html>
 """
 # What Quarto adds to Bootstrap and matters for widths and colors
 LAYOUT = """
-main.content { max-width: 900px; margin: 0 auto; padding: 0 1rem; }
+main.content { max-width: 880px; margin: 0 auto; padding: 0 1rem; }
 .img-fluid, img { max-width: 100%; height: auto; }
 div.sourceCode, pre.sourceCode { overflow-x: auto; margin: .5rem 0; }
 .table { width: 100%; }
@@ -107,6 +107,23 @@ def front_matter(nb):
     return ''
 
 
+def bootstrap_table(tag):
+    "Return the tag of a table with the classes that Quarto adds; those of a table in HTML make it small and striped"
+    old = tag[0]
+    attributes = old.removeprefix('<table').removesuffix('>')
+    if 'data-quarto-disable-processing' in attributes:
+        return old
+    own = re.search(r' class="([^"]*)"', attributes)
+    classes = 'caption-top table'
+    if 'border=' in attributes or own or ' id=' in attributes:
+        classes += ' table-sm table-striped small'
+    if own:
+        classes = f'{own[1]} {classes}'
+        attributes = attributes.replace(own[0], '')
+    attributes = attributes.replace(' border=', ' data-border=')
+    return f'<table class="{classes}"{attributes}>'
+
+
 def body(nb, lua):
     "Return the HTML of a processed notebook, and what Pandoc warned about"
     import pypandoc
@@ -114,8 +131,7 @@ def body(nb, lua):
     text = '\n\n'.join(map(cell_markdown, nb['cells']))
     command = [pypandoc.get_pandoc_path(), '-f', 'markdown', '-t', 'html5', '--mathml', '--lua-filter', lua]
     done = subprocess.run(command, input=text, capture_output=True, text=True, encoding='utf-8', check=True)
-    page = re.sub(r'<table(?! class)', '<table class="table caption-top"', done.stdout)
-    return page, done.stderr.strip()
+    return re.sub(r'<table\b[^>]*>', bootstrap_table, done.stdout), done.stderr.strip()
 
 
 def render(root, proc, out):

@@ -381,7 +381,7 @@ def outputs_are_committed():
                 place = f'nbs/{name}, cell {cell["id"]}'
                 if output['output_type'] == 'error':
                     yield place, 'ends in an error: an expected one goes into test_fail'
-                if output.get('name') == 'stderr' and 'Warning' in text(output['text']):
+                if output.get('name') == 'stderr' and re.search('Warning|findfont', text(output['text'])):
                     yield place, 'shows a warning'
         shown = [c for c in cells if not directives(c) & {'hide', 'default_exp', 'export', 'exports', 'exporti'}]
         if shown and not any(cell['outputs'] for cell in shown):

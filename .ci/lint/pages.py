@@ -1,5 +1,7 @@
 "Rules on pages, checked without a renderer: titles, alternative texts, markup, links, navigation"
 
+import base64
+import io
 import posixpath
 import re
 import subprocess
@@ -10,6 +12,7 @@ from html import unescape
 from pathlib import Path
 
 import yaml
+from PIL import Image, UnidentifiedImageError
 
 from lint.common import (
     ROOT,
@@ -129,6 +132,45 @@ def pictures_have_words():
         for cell_id, markdown in markdown_cells(read(name)):
             for bare in re.findall(r'!\[\s*\]\([^)]*\)|<img(?![^>]*\balt="[^"]+)[^>]*>', without_code(markdown)):
                 yield f'nbs/{name}, cell {cell_id}', f'{bare} has no alternative text'
+
+
+def image_size(data):
+    "Width and height in pixels of a PNG or JPEG in base64, or None for other images"
+    try:
+        return Image.open(io.BytesIO(base64.b64decode(data))).size
+    except UnidentifiedImageError:
+        return None
+
+
+def blurred_images(cell):
+    "Yield what is wrong with images of a cell that a page shows with less than two pixels for each of its own"
+    for output in cell['outputs']:
+        for kind in {'image/png', 'image/jpeg'} & set(output.get('data', {})):
+            size = image_size(text(output['data'][kind]))
+            width = output.get('metadata', {}).get(kind, {}).get('width')
+            if size and not width:
+                yield f'has a figure of {size[0]} pixels without a width on the page'
+            elif size and size[0] < 2 * width:
+                yield f'has a figure of {size[0]} pixels that is {width} wide on the page'
+
+
+# Pages that were last run before figures got twice the resolution; running one again takes it off this list
+BLURRED = {
+    '12_vision.ipynb', '13_synthetic.ipynb', '14_zoo.ipynb', '28_ensemble.ipynb', '41_cover.ipynb', '42_wiring.ipynb',
+    '45_stability.ipynb', '48_coordinate_nets.ipynb', '52_stats.ipynb', '61_studies.synthetic.ipynb',
+    '63_studies.freezing.ipynb', '64_studies.frozen_weights.ipynb', '65_studies.transfer.ipynb',
+    '66_studies.spectra.ipynb', '67_studies.interventions.ipynb', 'benchmarks/ensemble.ipynb',
+    'benchmarks/layers.ipynb', 'benchmarks/precision.ipynb', 'experiments/transfer.ipynb',
+}
+
+
+@rule
+def figures_are_sharp():
+    "Figures have twice the resolution of the page"
+    for name in sorted(set(notebook_names()) - BLURRED):
+        for cell in shown_code(read(name)):
+            for fault in blurred_images(cell):
+                yield f'nbs/{name}, cell {cell["id"]}', f'{fault}: run the page with .ci/execute.py'
 
 
 # ---------------------------------------------------------------- markup

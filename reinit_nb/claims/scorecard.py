@@ -303,14 +303,14 @@ VERDICT_PLURALS = VERDICT_WORDS | {'✅': 'hold', '❌': 'fail'}
 _SHIPPED = Path(reinit_nb.__file__).parent / 'data' / 'scorecard.csv'
 
 def write_scorecard(path=None,  # As in `find_results`
-                    out=_SHIPPED,  # CSV file
+                    out=None,  # CSV file; by default the one in the package
                     strict: bool = True  # As in `judge_claims`
                    ) -> Path:  # The file
     "Write the judged table into the package"
     folder = find_results(path)
     dates = [str(load_results(f)['date'].max())[:10] for f in sorted(folder.glob('*_laptop.csv'))]
     t = judge_claims(folder, strict=strict).assign(date=max(dates))
-    return atomic_write(Path(out), t.to_csv(index=False, float_format='%.6g', lineterminator='\n'))
+    return atomic_write(Path(out or _SHIPPED), t.to_csv(index=False, float_format='%.6g', lineterminator='\n'))
 
 def shipped_scorecard(ids: Iterable[str] | None = None  # Some claims only
                      ) -> pd.DataFrame:  # As from `judge_claims`, and the date of the newest run

@@ -272,7 +272,7 @@ def figure_html(axes,  # As in `figure_of`
                 alt: str,  # What the figure shows, in words
                 dpi: int = 110,  # Dots per inch of the page
                 caption: str | None = None,  # Shown below
-                sharp: float = 1.5,  # Dots of the image for each of the page
+                sharp: float = 2,  # Dots of the image for each of the page
                 close: bool = False  # Close the figure afterwards?
                ) -> Markup:
     "Return a figure as an image inside the page, no wider than the screen, but never too small to read"
