@@ -361,6 +361,7 @@ class Store:
            ) -> Path:  # Folder of the record
         "Keep the result of `recipe`; if another process was first, its record stays"
         if seconds is not None: seconds = float(check_number('seconds', seconds))
+        self.path(recipe)   # refuses what is no recipe
         return self._write(recipe, _plain_rows(recipe, rows), provenance(), seconds, **peak_memory())
 
     def adopt(self,
