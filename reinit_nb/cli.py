@@ -135,6 +135,7 @@ examples:
   reinit_repro synthetic --scale smoke --out /tmp/try
   reinit_repro --claim R1 --seeds 50 --out fifty
   reinit_repro all --scale smoke --json > summary.json
+  reinit_repro reinit_cnn --from results
   reinit_repro all --scale paper --dry-run
   reinit_repro reinit_cnn --scale paper --gpus 8
   reinit_repro reinit_cnn --scale paper --cluster auto
@@ -170,6 +171,9 @@ def repro_parser() -> Parser:
              '(default: reproduced)')
     add('--runs', metavar='DIR',
         help='where finished runs are kept (default: the environment variable REINIT_RUNS, else runs)')
+    add('--from', metavar='DIR', dest='recorded',
+        help='first take the runs that are recorded in this folder of results (such as results) over into --runs: '
+             'only what is not recorded is run')
     add('--dry-run', action='store_true',
         help='run nothing; print what would be run, how long it would take, and which data is missing')
     add('--workers', type=int, metavar='N', help='processes (default: as many as suit the machine)')
@@ -290,6 +294,14 @@ def _count_runs(jobs, scale, seeds, store):
     recipes = list(dict.fromkeys(recipes))   # files may share some
     return recipes, sum(recipe not in store for recipe in recipes)
 
+def _adopt_recorded(jobs, args, scale, store):
+    "Take recorded runs over into the store"
+    from reinit_nb.studies.common import adopt_results, find_results, get_study
+    folder = find_results(args.recorded, scale)
+    taken = {}
+    for name, files in jobs.items(): taken |= adopt_results(get_study(name), store, folder, scale, args.seeds, files)
+    say(f'{sum(taken.values())} recorded runs of {folder} were taken over into {store.root}')
+
 def _show_study(results, tables, verdicts):
     "Tables and verdicts of a study for a terminal"
     from reinit_nb.report.html import round_columns, text_table
@@ -343,6 +355,8 @@ def _repro_run(args):
     for name in ('seeds', 'workers', 'gpus'):
         if getattr(args, name) is not None: check_number(f'--{name}', getattr(args, name), 1, MOST_SEEDS, integer=True)
     jobs = repro_jobs(args.studies, args.claim)
+    if args.dry_run and args.recorded is not None:
+        raise ReinitError('--from and --dry-run exclude each other: a dry run changes no store')
     if args.dry_run: return _dry_run(args, jobs, scale, Store(args.runs))
     _places(args)
     out, store = Path(args.out).expanduser(), Store(args.runs)
@@ -352,6 +366,7 @@ def _repro_run(args):
     store.check_writable()
     try: atomic_write(out / MARKER, marker)   # also shows that it can be written
     except ReinitError as error: raise ReinitError(f'--out {out}: {error}; name another folder') from error
+    if args.recorded is not None: _adopt_recorded(jobs, args, scale, store)
     recipes, new = _count_runs(jobs, scale, args.seeds, store)
     if new: say(f'running {new} of {len(recipes)} runs at {scale} scale; finished ones are kept in {store.root} …')
     start = time.perf_counter()

@@ -258,12 +258,29 @@ def check_reset(module: nn.Module,  # A model, or a part of one
 
 # %% ../nbs/04_init.ipynb #7d91f302
 @contextmanager
+def _tensors_on_cpu(module):
+    "Inside, tensors of `module` are on the CPU; their values return to where they were"
+    moved, copies = [], {}
+    for m in module.modules():
+        for tensors in (m._parameters, m._buffers):
+            for name, t in tensors.items():
+                if t is None or t.device.type == 'cpu': continue
+                if id(t) not in copies:   # a shared tensor stays shared
+                    copy = t.detach().cpu()
+                    copies[id(t)] = nn.Parameter(copy, t.requires_grad) if isinstance(t, nn.Parameter) else copy
+                moved.append((tensors, name, t))
+                tensors[name] = copies[id(t)]
+    try: yield
+    finally:
+        for tensors, name, t in moved:
+            t.copy_(tensors[name])
+            tensors[name] = t
+
+@contextmanager
 def _seeded(streams, module):
-    "Inside, the global generators are copies that follow from `streams`"
-    devices = sorted({t.device.index or 0 for t in own_tensors(module).values() if t.device.type == 'cuda'})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    "Inside, `module` is on the CPU, and the global generator follows from `streams`: every device gets the same draw"
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device('cpu'), _tensors_on_cpu(module):
         torch.set_rng_state(streams.reinit.get_state())
-        for d in devices: torch.cuda.default_generators[d].manual_seed(streams.reinit.initial_seed())
         yield
 
 # %% ../nbs/04_init.ipynb #8835f648

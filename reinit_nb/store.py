@@ -360,10 +360,36 @@ class Store:
             seconds: float | None = None  # How long it took
            ) -> Path:  # Folder of the record
         "Keep the result of `recipe`; if another process was first, its record stays"
-        final = self.path(recipe)
         if seconds is not None: seconds = float(check_number('seconds', seconds))
-        record = dict(format=self.format, recipe=recipe.to_dict(), rows=_plain_rows(recipe, rows),
-                      provenance=provenance(), seconds=seconds, **peak_memory())
+        self.path(recipe)   # refuses what is no recipe
+        return self._write(recipe, _plain_rows(recipe, rows), provenance(), seconds, **peak_memory())
+
+    def adopt(self,
+              recipes: Iterable[Recipe],  # Which runs to look for
+              df: pd.DataFrame,  # Published results of runs, as from `load_results`
+              source: str = ''  # Where these are from; kept in the records
+             ) -> int:  # Records that are new
+        "Take over recorded runs, with the provenance that they have; what the store has already stays"
+        absent = [k for k in ('recipe', *PROVENANCE) if k not in df]
+        if absent: raise ReinitError(f'df has no column {", ".join(absent)}: it should be as from `load_results`')
+        found = dict(list(df.drop(columns=['format', ROW_COUNT], errors='ignore').groupby('recipe', sort=False)))
+        new = [r for r in dict.fromkeys(recipes) if r.hash in found and r not in self]
+        for recipe in new:
+            run = found[recipe.hash].dropna(axis=1, how='all')   # columns of other runs in the file
+            versions = run[[k for k in PROVENANCE if k in run]].iloc[0].to_dict()
+            seconds = float(run.seconds.iloc[0]) if 'seconds' in run else None
+            known = {'recipe', 'seconds', *PROVENANCE, *flatten_recipe(recipe)}
+            rows = run.drop(columns=[k for k in run if k in known]).astype(object)
+            rows = _plain_rows(recipe, rows.where(rows.notna(), None).to_dict('records'))
+            taken = dict(source=str(source), date=provenance()['date'])
+            self._write(recipe, rows, versions, seconds, memory_mb=None, gpu_mb=None, adopted=taken)
+        return len(new)
+
+    def _write(self, recipe, rows, versions, seconds, **more):
+        "Write a record, and move it to its place"
+        final = self.path(recipe)
+        record = dict(format=self.format, recipe=recipe.to_dict(), rows=rows, provenance=versions, seconds=seconds,
+                      **more)
         record['sha256'] = record_checksum(record)
         self.check_writable()
         temporary = self.root / f'.tmp-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:12]}'

@@ -38,6 +38,31 @@ def rows_of(n=20, classes=3):
     g = torch.Generator().manual_seed(2)
     return torch.randn(n, 5, generator=g), torch.arange(n) % classes
 
+@case
+def reset_default(device):
+    "The layers' own initial values: the same draw on every device, and the network stays where it was"
+    from reinit_nb.init import reset
+    drawn_on = []
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+        def reset_parameters(self):
+            drawn_on.append(self.weight.device.type)
+            self.weight.copy_(torch.rand(4, device=self.weight.device))
+    layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), Scale(), nn.Linear(4, 6)]
+    net = nn.Sequential(*layers, nn.Linear(6, 6), nn.Linear(6, 6), nn.MultiheadAttention(6, 2))
+    net[5].weight = net[4].weight   # shared
+    net.to(device)
+    parameters = list(net.parameters())
+    state = torch.get_rng_state()
+    reset(net, streams=3)
+    assert drawn_on == ['cpu']
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(a is b for a, b in zip(parameters, net.parameters()))
+    assert net[5].weight is net[4].weight
+    return {k: v.cpu() for k, v in net.state_dict().items()}
+
 # ---- engines -----------------------------------------------------------------------------------------------------
 def _run(method='BL', epochs=4, task=None, **kw):
     from reinit_nb.path import Learn, Method, Run

@@ -192,6 +192,24 @@ def test_second_run_trains_nothing(done, monkeypatch, capsys):
     assert summary['left_out'] == {}
 
 
+def test_recorded_runs_are_not_run_again(done, monkeypatch, capsys):
+    results = done[0] / 'new/out'
+
+    def refuse(*args, **kw):
+        raise AssertionError('something was run again')
+
+    monkeypatch.setattr(Store, 'put', refuse)
+    argv = ['synthetic', '--scale', 'smoke', '--out', 'out', '--runs', 'runs', '--from', str(results), '--json']
+    assert reinit_repro(argv) == 0
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    assert summary['new'] == 0 and f'recorded runs of {results} were taken over into runs' in printed.err
+    recorded, again = (load_results(folder / 'synthetic_smoke.csv') for folder in (results, Path('out')))
+    assert again.equals(recorded[list(again)])
+    assert reinit_repro([*argv, '--dry-run']) == 2
+    assert '--from and --dry-run exclude each other' in capsys.readouterr().err
+
+
 def test_runs_from_environment_and_other_seeds(done, monkeypatch, capsys):
     monkeypatch.setenv('REINIT_RUNS', str(done[0] / 'kept'))
     monkeypatch.setenv('REINIT_SCALE', 'smoke')

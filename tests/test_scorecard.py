@@ -208,7 +208,9 @@ def test_old_outcomes_are_those_of_the_same_runs(df):
 def test_undecided_claims_state_what_would_decide_them(df):
     for _, r in df[df.verdict == '?'].iterrows():
         text = sample_text(r)
-        if pd.isna(r.value): assert 'planned' in text or r.counts == 'networks', r.id
+        if pd.isna(r.value):
+            assert 'planned' in text or r.counts == 'networks', r.id
+            assert not r.n or r.cost > 0, r.id
         else: assert 'would decide' in text and r.needed > 0 and r.cost > 0, r.id
     assert df.needed[df.verdict != '?'].isna().all()
 

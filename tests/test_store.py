@@ -525,6 +525,31 @@ def test_results_keep_hashes_and_names_as_text(tmp_path):
     assert back['date'].tolist() == df['date'].tolist()
 
 
+def test_recorded_runs_are_taken_over(tmp_path):
+    "Rows and provenance are those of the file, bit by bit; what other runs of the file measured is left out"
+    first, second, third = Nested(d='a'), Nested(d='b'), Nested(d='c')
+    there = Store(tmp_path / 'there')
+    there.put(first, [dict(name='nan', x=1 / 3, n=3, ok=True), dict(name='b', x=math.nan, n=4, ok=False)], seconds=2.)
+    there.put(second, [dict(y=7, z=.1 + .2)], seconds=.5)
+    df = there.frame([first, second], provenance=True).assign(machine='elsewhere', date='2020-01-01T00:00:00+00:00')
+    file = save_results(df, tmp_path / 'r.csv')
+    here = Store(tmp_path / 'here')
+    assert here.adopt([third, first, second, first], load_results(file), file.name) == 2
+    assert third not in here
+    again = here.frame([first, second], provenance=True)
+    assert save_results(again, tmp_path / 'again.csv').read_bytes() == file.read_bytes()
+    assert here.get(second) == [dict(y=7, z=.3)]
+    assert here.get(first)[1] == dict(name='b', x=None, n=4, ok=False)
+    record = here.record(first)
+    assert record['provenance']['machine'] == 'elsewhere' and record['seconds'] == 2
+    assert record['adopted']['source'] == 'r.csv' and record['adopted']['date'] > record['provenance']['date']
+    assert 'adopted' not in there.record(first)
+    other = load_results(file).assign(x=9.)
+    assert here.adopt([first, second], other) == 0 and here.get(first)[0]['x'] == .333333   # what is there stays
+    with pytest.raises(ReinitError, match='df has no column date: it should be as from `load_results`'):
+        here.adopt([first], load_results(file).drop(columns='date'))
+
+
 def test_results_cut_anywhere_are_refused(tmp_path):
     p, s = tmp_path / 'r.csv', Store(tmp_path / 'runs')
     s.put(Nested(), [dict(x=i / 7) for i in range(3)])

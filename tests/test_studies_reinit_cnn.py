@@ -19,6 +19,7 @@ from reinit_nb.path import Learn, Method, batches_per_epoch, n_rounds, run_recip
 from reinit_nb.rounds import find_blocks
 from reinit_nb.store import Store, load_results, save_results
 from reinit_nb.studies import reinit_cnn as cnn
+from reinit_nb.studies.common import adopt_results
 from reinit_nb.sweep import PATH, ask, run_sweep
 from reinit_nb.vision import Task
 
@@ -254,6 +255,21 @@ def test_smoke_runs_end_to_end(smoke, tmp_path):
     settings = results.part('converged_settings')
     assert (len(settings), settings.planned_runs.max()) == (4, 16)
     assert judge('R12', settings, scale='smoke').part.effect is None   # judged as a whole or not at all
+
+def test_recorded_comparisons_are_taken_over(smoke, tmp_path, monkeypatch):
+    "Runs of LW and their arms, which follow from LW's recorded steps: nothing is left to run"
+    store, chosen = smoke
+    file = tmp_path / 'reinit_cnn_converged_smoke.csv'
+    df = cnn.comparison_results(chosen, store)
+    save_results(df, file)
+    here = Store(tmp_path / 'runs')
+    assert adopt_results(cnn.STUDY, here, tmp_path, 'smoke') == dict(reinit_cnn_converged=df.recipe.nunique())
+    def refuse(*args, **kwargs): raise AssertionError('something was run again')
+    monkeypatch.setattr(Store, 'put', refuse)
+    cnn.run_comparisons(chosen, here, workers=1)
+    again = save_results(cnn.comparison_results(chosen, here), tmp_path / 'again.csv')
+    assert load_results(again)[list(load_results(file))].equals(load_results(file))
+    assert all(here.record(c.run)['adopted']['source'] == 'reinit_cnn_converged' for c in chosen)
 
 def fitted(df): return df.assign(**{c: 1. for c in df if c.startswith('train_acc')})
 

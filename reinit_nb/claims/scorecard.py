@@ -132,7 +132,8 @@ def _row(claim, verdict, runs):
     oldest, newest = (str(runs['date'].min())[:10], str(runs['date'].max())[:10]) if len(runs) else ('', '')
     needed, spent = part.needed, runs.seconds.sum(min_count=1) / 3600 if len(runs) else np.nan
     if verdict.verdict == '?' and part.effect is None: needed = rule.seeds
-    per_seed = spent / effect.n if rule.over == 'seeds' and effect.n else np.nan
+    n = effect.n or verdict.n   # of an unfinished list: the seeds that are there
+    per_seed = spent / n if n and (rule.over == 'seeds' or part.effect is None) else np.nan
     old = bool(revised and oldest and oldest < max(revised))
     days = runs.assign(day=runs['date'].astype(str).str[:10]).groupby('part').day if old else ()
     mixed = any(day.min() < max(revised) <= day.max() for _, day in days)
@@ -210,9 +211,10 @@ def sample_text(row  # Of `judge_claims`
     if not row.n: return f'{row.planned:.0f} seeds planned' if row.planned > 0 else ''
     what = row.counts.removesuffix('s') if row.n == 1 else row.counts
     said = [f'{row.n:,} {what}']
-    if row.verdict == '?' and pd.isna(row.value) and row.planned > 0: said.append(f'{row.planned:.0f} seeds planned')
-    elif row.needed > 0:
-        said.append(f'{row.needed:,.0f} would decide' + ('' if pd.isna(row.cost) else f' ({hours_text(row.cost)})'))
+    cost = '' if pd.isna(row.cost) else f' ({hours_text(row.cost)})'
+    if row.verdict == '?' and pd.isna(row.value) and row.planned > 0:
+        said.append(f'{row.planned:.0f} seeds planned{cost}')
+    elif row.needed > 0: said.append(f'{row.needed:,.0f} would decide{cost}')
     return '; '.join(said)
 
 def paper_text(row  # Of `judge_claims`

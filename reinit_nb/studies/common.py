@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STUDY_NAMES', 'flatten_recipes', 'seed_range', 'Look', 'ResultsFile', 'Figure', 'Table', 'Study', 'find_results',
-           'StudyResults', 'write_results', 'label_runs', 'cost_table', 'color_of', 'ranking', 'line_ends', 'get_study',
-           'all_studies']
+           'StudyResults', 'write_results', 'adopt_results', 'label_runs', 'cost_table', 'color_of', 'ranking',
+           'line_ends', 'get_study', 'all_studies']
 
 # %% ../../nbs/60_studies.common.ipynb #6f88cc07
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ import pandas as pd
 import reinit_nb
 from ..core import Recipe, ReinitError, by_scale, check_choice, check_number
 from ..core import scale as get_scale
-from ..store import load_results, paper_table, save_results
+from ..store import Store, load_results, paper_table, save_results
 from ..sweep import Engine, run_sweep
 
 # %% ../../nbs/60_studies.common.ipynb #d796e8f4
@@ -51,6 +51,7 @@ class ResultsFile:
     engine: Engine | None = None  # How recipes are trained
     measure: Callable | None = None  # Or, without training: a `Look` → DataFrame
     run: Callable | None = None  # Or, where recipes depend on results: `(scale, seeds, **kw)` → DataFrame
+    adopt: Callable | None = None  # With `run`: `(df, store, scale, seeds)` → records taken over, see `adopt_results`
     parts: tuple[str, ...] = ()  # Parts of the study that are made from this file
     partial: bool = False  # May recipes, or the whole file, still be missing? Its parts then are what is complete
 
@@ -237,6 +238,27 @@ def write_results(study: Study,  # What to run
         else: df = run_sweep(recipes, engine=source.engine, **kw)
         paths.append(save_results(df, Path(folder) / f'{name}_{scale}.csv'))
     return paths
+
+# %% ../../nbs/60_studies.common.ipynb #b56a8721
+def adopt_results(study: Study,  # Whose results
+                  store: Store,  # Takes them over
+                  folder=None,  # Of results; default: that of the repository
+                  scale: str | None = None,  # As in `core.scale`
+                  seeds: int | None = None,  # As in `Study.lists`
+                  files: Sequence[str] | None = None  # Some of its files; default: all
+                 ) -> dict[str, int]:  # Name of the file → records that are new in the store
+    "Take recorded runs of a study over into a store, as `Store.adopt` does"
+    scale = get_scale(scale)
+    taken = {}
+    for name in study.files if files is None else files:
+        source = study.files[check_choice('file', name, study.files)]
+        path = find_results(folder, scale) / f'{name}_{scale}.csv'
+        if not source.engine or not path.exists(): continue   # nothing was trained, or nothing is recorded
+        df = load_results(path)
+        if source.adopt: taken[name] = source.adopt(df, store, scale, seeds)
+        elif source.run is None:
+            taken[name] = store.adopt(flatten_recipes(source.lists(scale, seeds)), df, path.name)
+    return taken
 
 # %% ../../nbs/60_studies.common.ipynb #1599f2f1
 def label_runs(df: pd.DataFrame,  # Results

@@ -854,6 +854,14 @@ def _draw_gains(*tables):
     df = pd.concat(tables, ignore_index=True).drop_duplicates(['lead', 'arm'])
     return plot_converged_gains(converged_gains(df[df.fits]))
 
+def _adopt_converged(df, store, scale=None, seeds=None):
+    "Take over runs of LW, and then those of their arms, which follow from LW's recorded steps"
+    df = df.drop(columns=['arm', 'lead']).drop_duplicates('recipe')
+    leads = [c for c in _all_comparisons(scale, seeds) if PATH.missing(c.run) is None]
+    taken = store.adopt([c.run for c in leads], df, 'reinit_cnn_converged')
+    arms = [r for c in leads if c.run in store for r in matched_recipes(c, store.get(c.run)[-1]['steps']).values()]
+    return taken + store.adopt(arms, df, 'reinit_cnn_converged')
+
 STUDY = Study(
     name='reinit_cnn',
     title='CNNs on small data',
@@ -862,8 +870,8 @@ STUDY = Study(
           'trained to convergence, and all that is compared has equally many steps.',
     page='experiments/reinit_cnn.ipynb',
     files=dict(
-        reinit_cnn_converged=ResultsFile(_converged_leads, PATH, run=run_converged, parts=tuple(_CONVERGED_PARTS),
-                                         partial=True),
+        reinit_cnn_converged=ResultsFile(_converged_leads, PATH, run=run_converged, adopt=_adopt_converged,
+                                         parts=tuple(_CONVERGED_PARTS), partial=True),
         reinit_cnn_pilot=ResultsFile(lambda scale=None, seeds=None: dict(pilot=pilot_runs(scale, seeds)), PATH),
         reinit_cnn_precision=ResultsFile(lambda scale=None, seeds=None: dict(
             precision=precision_runs(scale, seeds)), PATH)),
