@@ -289,14 +289,16 @@ def verdict_counts(df: pd.DataFrame  # From `judge_claims`
 def scorecard_headline(df: pd.DataFrame  # From `judge_claims`
                       ) -> str:
     "Write the outcome in a sentence"
-    def said(o): return ', '.join(f'{int(o[k])} {word}' for k, word in VERDICT_PLURALS.items())
+    def said(o):
+        words = {k: (VERDICT_WORDS if o[k] == 1 else VERDICT_PLURALS)[k] for k in VERDICTS}
+        return ', '.join(f'{int(o[k])} {word}' for k, word in words.items())
     counts = verdict_counts(df)
     text = f'{len(df)} claims: {said(counts.sum())}'
     not_judged = int((df.n == 0).sum())
     if not_judged: text += f', {not_judged} of them not judged for want of results'
     if len(counts) > 1: text += ' (' + '; '.join(f'{PAPER_TITLES[k]} {said(o)}' for k, o in counts.iterrows()) + ')'
     old = int(df.old_runs.sum())
-    if old: text += f'; {old} are judged by a rule that is newer than their runs (†)'
+    if old: text += f'; {old} {"is" if old == 1 else "are"} judged by a rule that is newer than their runs (†)'
     return text
 
 VERDICT_PLURALS = VERDICT_WORDS | {'✅': 'hold', '❌': 'fail'}
