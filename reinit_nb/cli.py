@@ -19,6 +19,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 from . import __version__
@@ -145,7 +146,7 @@ on one machine or on many, share the work.'''
 
 def study_help() -> dict:  # Name → what the study is about
     "Return a line of help for each study; it is read from a table, because importing the studies takes seconds"
-    table = Path(__file__).parent / 'data' / 'studies.csv'
+    table = resources.files('reinit_nb') / 'data' / 'studies.csv'
     with table.open(encoding='utf-8', newline='') as file:
         return {row['name']: row['help'] for row in csv.DictReader(file)}
 
