@@ -49,7 +49,8 @@ def execute(path: Path):
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(SETUP))
     resources = {'metadata': {'path': str(path.parent)}}
-    NotebookClient(notebook, kernel_name='python3', timeout=None, resources=resources).execute()
+    client = NotebookClient(notebook, kernel_name='python3', timeout=None, resources=resources, coalesce_streams=True)
+    client.execute()
     del notebook.cells[0]
     compress_figures(notebook)
     nbformat.write(notebook, path)
