@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from .baselines import RescaleCallback, ShrinkPerturbCallback
 from .blocks import select_modules
 from .checkpoint import loader_state, set_loader_state
-from .core import ReinitError, Streams, check_choice, check_number, unknown_message
+from .core import ReinitError, Streams, as_streams, check_choice, check_number, unknown_message
 from .fc import FCHeadCallback, LLFCallback
 from .init import drawn_weights, reset
 from .lw import LayerwiseCallback
@@ -83,7 +83,8 @@ def dirac_reset(model: nn.Module,  # Changed in place
     gammas = _norm_weights(model)
     rows = []
     for n, p in model.named_parameters():
-        kind, new = 'kept', p.detach()
+        kind = 'kept'
+        new = p.detach()
         if n in diracs: kind, new = 'dirac', p + s * diracs[n].to(p)
         elif p.ndim == 1 and one_d == 'add': kind, new = 'add', p + s
         elif p.ndim == 1 and one_d == 'one': kind, new = 'one', torch.ones_like(p)
@@ -145,12 +146,12 @@ def layerwise_reset(model: nn.Module,
                     init: str | Callable = 'he', streams: Streams | int = 0):
     "Rescale the first blocks and redraw all above, as LW does in round `k`"
     k = _check_k(find_blocks(model), k)
-    streams = _as_streams(streams)
+    streams = as_streams(streams)
     apply_once(LayerwiseCallback(init=init), model, k, streams, _fresh_norms(model, init, streams))
 
 def rescale_weights(model: nn.Module, init: str | Callable = 'he', streams: Streams | int = 0):
     "Give every weight the norm of a fresh draw"
-    norms = _fresh_norms(model, init, _as_streams(streams))
+    norms = _fresh_norms(model, init, as_streams(streams))
     apply_once(RescaleCallback(), model, initial_norms=norms)
 
 # %% ../nbs/44_between.ipynb #074d005d
@@ -160,9 +161,6 @@ def shrink_perturb(model: nn.Module,
                    init: str | Callable = 'he', streams: Streams | int = 0):
     "Shrink every weight and add a scaled fresh draw"
     apply_once(ShrinkPerturbCallback(shrink, perturb, init=init), model, streams=streams)
-
-# %% ../nbs/44_between.ipynb #0f787228
-def _as_streams(streams): return streams if isinstance(streams, Streams) else Streams(streams)
 
 # %% ../nbs/44_between.ipynb #fire0002
 def nearest_orthogonal(w: Tensor,  # Matrix; leading dimensions are a stack
@@ -186,7 +184,8 @@ def fire_weight(w: Tensor,  # Of a dense layer or a convolution
                 transposed: bool = False  # A transposed convolution, with inputs first?
                ) -> Tensor:
     "Return what FIRE makes of a weight"
-    n_first, n_second = w.shape[0] // groups, w.shape[1]
+    n_first = w.shape[0] // groups
+    n_second = w.shape[1]
     n_out, n_in = (n_second, n_first) if transposed else (n_first, n_second)
     stack = w.reshape(groups, n_first, n_second, -1).permute(0, 3, 1, 2)   # groups × positions × matrix
     new = nearest_orthogonal(stack, steps) * (n_out / n_in)**.5 / stack.shape[1]
@@ -292,7 +291,7 @@ def intervention_options(name: str  # One of `INTERVENTIONS`
 
 def needs_data(name: str  # One of `INTERVENTIONS`
               ) -> bool:
-    "Does an intervention look at data?"
+    "Return whether an intervention looks at data"
     return 'data' in _arguments(name)
 
 # %% ../nbs/44_between.ipynb #6fbea50b
@@ -350,7 +349,8 @@ class InterveneCallback(FitCallback):
                  epochs: Iterable[int] | None = None,  # Instead of tasks: before which epochs of a fit, counted from 1
                  **options  # Of the intervention
                 ):
-        self.intervention, self.options = intervention, _given_options(intervention, options)
+        self.intervention = intervention
+        self.options = _given_options(intervention, options)
         self.opt_state = check_choice('opt_state', opt_state, ('zero', 'keep'))
         if tasks is not None and epochs is not None: raise ReinitError('tasks and epochs exclude each other: give one')
         self.tasks = None if tasks is None else {check_number('tasks', t, 1, integer=True) for t in tasks}
@@ -389,7 +389,8 @@ class InterveneCallback(FitCallback):
 
     def state_dict(self) -> dict: return dict(task=self.task, logs=[t.to_dict('list') for t in self.logs])
     def load_state_dict(self, state: dict):
-        self.task, self.logs = state['task'], [pd.DataFrame(t) for t in state['logs']]
+        self.task = state['task']
+        self.logs = [pd.DataFrame(t) for t in state['logs']]
 
 class DiracResetCallback(InterveneCallback):
     "Reset with `dirac_reset` before a task"
@@ -401,7 +402,8 @@ class DiracResetCallback(InterveneCallback):
                  opt_state: str = 'zero',  # As in `InterveneCallback`
                  epochs: Iterable[int] | None = None  # As in `InterveneCallback`
                 ):
-        self.s, self.one_d = check_number('s', s), check_choice('one_d', one_d, ONE_D)
+        self.s = check_number('s', s)
+        self.one_d = check_choice('one_d', one_d, ONE_D)
         super().__init__('dirac', tasks, opt_state, epochs=epochs, s=s, one_d=one_d)
 
     def apply(self, model): return dirac_reset(model, **self.options)
@@ -529,7 +531,9 @@ class HareTortoiseCallback(_FromStartCallback):
         self.mu = check_number('mu', mu, 0, 1)
         self.every = check_number('every', every, 1, integer=True)
         self.opt_state = check_choice('opt_state', opt_state, ('zero', 'keep'))
-        self.tortoise, self.step, self.events = {}, 0, []
+        self.tortoise = {}
+        self.step = 0
+        self.events = []
 
     def begin(self, net): self.tortoise, self.step, self.events = _named_copies(net), 0, []
 
@@ -551,7 +555,8 @@ class HareTortoiseCallback(_FromStartCallback):
 
     def state_dict(self) -> dict: return dict(tortoise=self.tortoise, step=self.step, events=list(self.events))
     def load_state_dict(self, state: dict):
-        self.tortoise, self.step = dict(state['tortoise']), state['step']
+        self.tortoise = dict(state['tortoise'])
+        self.step = state['step']
         self.events = [tuple(e) for e in state['events']]
 
 # %% ../nbs/44_between.ipynb #6aa98361
@@ -615,7 +620,7 @@ def sparse_masks(model: nn.Module,  # Any model; for `mutual`, one that can be t
     "Choose what is set to zero; the model stays as it is"
     check_choice('kind', kind, SPARSITY_KINDS)
     check_number('q', q, 0, 1)
-    streams = _as_streams(streams)
+    streams = as_streams(streams)
     if kind == 'mutual': return _mutual_masks(model, q, streams, x, pairs)
     weights = drawn_weights(model)
     chosen = {n: p for n, p in model.named_parameters() if n in weights or one_d and p.ndim == 1}

@@ -360,7 +360,8 @@ def _repro_run(args):
         raise ReinitError('--from and --dry-run exclude each other: a dry run changes no store')
     if args.dry_run: return _dry_run(args, jobs, scale, Store(args.runs))
     _places(args)
-    out, store = Path(args.out).expanduser(), Store(args.runs)
+    out = Path(args.out).expanduser()
+    store = Store(args.runs)
     marker = marker_text(list(jobs), scale, args.seeds)
     check_out(out, marker)
     if out.resolve() == store.root.resolve(): raise ReinitError(f'--out and --runs are both {out}; name two folders')
@@ -413,7 +414,7 @@ def _operations_cost(study, recipes):
     except (AttributeError, LookupError, TypeError): return None   # recipes of another kind
 
 def _file_cost(study, source, recorded, scale, seeds, store):
-    "What one results file would take"
+    "Return what one results file would take"
     from reinit_nb.studies.common import flatten_recipes
     from reinit_nb.sweep import sweep_cost
     recipes = flatten_recipes(source.lists(scale, seeds))
@@ -438,7 +439,8 @@ def _dry_run(args, jobs, scale, store):
     from reinit_nb.report.html import text_table
     from reinit_nb.studies.common import get_study
     recorded = _recorded_costs()
-    rows, lacking = [], {}
+    rows = []
+    lacking = {}
     for name, files in jobs.items():
         sources = {file: get_study(name).files[file] for file in files}
         for file, source in sources.items():
@@ -523,7 +525,7 @@ def _check_frozen(args):
     if args.max_share is not None: check_number('--max-share', args.max_share, 0, 1)
 
 def _load_network(args):
-    "The network with the weights in the file"
+    "Return the network with the weights in the file"
     from reinit_nb.core import ReinitError
     from reinit_nb.zoo import load_arch, load_part, read_state, resnet50_imagenet
     options = dict(map(parse_option, args.option))
@@ -545,7 +547,7 @@ def _load_network(args):
 _MOST_FILTERS = 20   # listed one by one
 
 def _pairs_text(filters, totals):
-    "The filters that are frozen by pairs of consecutive layers"
+    "Return the filters that are frozen by pairs of consecutive layers"
     from reinit_nb.report.html import text_table
     total = totals.iloc[0]
     said = (f'Pairs of consecutive layers: {int(total.frozen)} of {int(total.filters)} filters are frozen '
@@ -653,7 +655,7 @@ def _wanted_ids(args):
 
 # %% ../nbs/90_cli.ipynb #a939fa8b
 def _signed_word(claim):
-    "An outcome with its sign; the word alone where the terminal cannot write the sign"
+    "Write an outcome with its sign; the word alone where the terminal cannot write the sign"
     from reinit_nb.claims.scorecard import outcome_text
     from reinit_nb.claims.verdict import VERDICT_WORDS
     try: outcome_text(claim).encode(sys.stdout.encoding or 'utf-8')
@@ -693,7 +695,7 @@ def claim_text(claim  # Row of `judge_claims`
 
 # %% ../nbs/90_cli.ipynb #1a2b6f8b
 def _scorecard_of(args, ids, scale):
-    "The judged claims, where they are from, and the date of the table that comes with the package"
+    "Return the judged claims, where they are from, and the date of the table that comes with the package"
     from reinit_nb.claims.scorecard import judge_claims, shipped_scorecard
     from reinit_nb.core import ReinitError
     from reinit_nb.studies.common import find_results
@@ -713,7 +715,9 @@ def _claims_run(args):
     from reinit_nb.claims.scorecard import scorecard_headline
     from reinit_nb.core import check_choice
     from reinit_nb.core import scale as get_scale
-    ids, scale, verdict = _wanted_ids(args), get_scale(args.scale), args.verdict
+    ids = _wanted_ids(args)
+    scale = get_scale(args.scale)
+    verdict = args.verdict
     if verdict is not None:
         known = [*VERDICT_CHOICES.values(), *VERDICT_CHOICES]
         verdict = check_choice('--verdict', VERDICT_CHOICES.get(verdict, verdict), known)
@@ -772,7 +776,7 @@ def check_page(path: str  # Where a page is to be written
     return out
 
 def _seeds_of(folder):
-    "The `--seeds` with which `reinit_repro` has written a folder, if it has"
+    "Return the `--seeds` with which `reinit_repro` has written a folder, if it has"
     if folder is None: return None
     try: return json.loads((Path(folder).expanduser() / MARKER).read_text(encoding='utf-8'))['seeds']
     except (OSError, ValueError, KeyError, TypeError): return None

@@ -526,7 +526,7 @@ def _as_methods(methods):
     return [m if isinstance(m, Method) else Method(names.get(m, m)) for m in methods]
 
 def _controls_of(recipe, method):
-    "The controls with the rounds of a method"
+    "Return the controls with the rounds of a method"
     if method.n_iter is None: rounds = dict(rounds=n_rounds(recipe.replace(method=method)))
     else: rounds = dict(n_iter=method.n_iter)
     return [Method(name, blocks=method.blocks, **rounds) for name in CONTROLS]

@@ -312,7 +312,8 @@ class SignalRecord:
                   ) -> pd.DataFrame:  # Columns member, step, frequency, amplitude; with a target also target, error
         "Return chosen frequencies of every member along training, as `convergence_steps` takes them"
         probe = self._checked_probe()
-        f, y = check_frequencies(freqs, probe), target_values(target, probe)
+        f = check_frequencies(freqs, probe)
+        y = target_values(target, probe)
         def at(g): return fourier_coefficients(g.transpose(-1, -2), f, probe.unit, window)
         c = at(self.seen).permute(2, 1, 0, 3)[None]       # 1 × outputs × members × records × frequencies
         members, records, k = c.shape[2:]
@@ -627,7 +628,8 @@ def _law_row(net, seed, data, probe, steps, tol, device):
     df = spectral_law(coordinate_net(net, seed, device=device), data, probe, steps)
     df = df[df.frequency < df.frequency.max()]      # the highest one stands for itself only
     smallest = df[df.step == min(steps)]
-    f, predicted = smallest.frequency.to_numpy(), smallest.predicted.to_numpy()
+    f = smallest.frequency.to_numpy()
+    predicted = smallest.predicted.to_numpy()
     error = _rms(smallest.error) / _rms(predicted)
     errors = np.log(df.groupby('step').error.agg(_rms).iloc[:2])     # of the two smallest steps
     order = np.diff(errors)[0] / np.diff(np.log(errors.index))[0]
@@ -659,7 +661,8 @@ def law_evidence(names: Sequence[str] = ('relu', 'gaussian', 'sine'),  # Of `COO
     _check_line(probe)
     check_number('points', points, 1, integer=True)
     check_number('tol', tol, 0, lo_open=True)
-    lo, hi = probe.origin.flatten()[0].item(), (probe.origin + probe.axes[0]).flatten()[0].item()
+    lo = probe.origin.flatten()[0].item()
+    hi = (probe.origin + probe.axes[0]).flatten()[0].item()
     x = torch.linspace(lo, hi, points + 1, dtype=torch.float64)[:-1, None]
     data = (x, signal(x))
     rows = []

@@ -286,7 +286,8 @@ def _convert_tuple(value, kinds):
 
 def _convert(value, kind):
     "Convert `value` to the annotated type `kind`, or raise `TypeError`"
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    args = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         for option in args:
             with suppress(TypeError): return _convert(value, option)

@@ -503,14 +503,14 @@ def _measure_members(stack, run, r, data):
 
 # %% ../nbs/28_ensemble.ipynb #198cb1e6
 def _stack_key(run):
-    "What the recipes of a stack have in common"
+    "Return what the recipes of a stack have in common"
     training = run.opt, run.momentum, run.l2_head, run.batch, run.steps, run.rounds
     return *run.dims, run.act, run.init, *training, run.task.n_train, run.task.n_test
 
 def _data_key(run): return run.task, run.seed
 
 def _method_key(run):
-    "What members have in common that are treated alike between rounds"
+    "Return what members have in common that are treated alike between rounds"
     return run.replace(seed=0, task=SyntheticTask(dim=run.task.dim, classes=run.task.classes), lr=0., l2=0.)
 
 def _check_stack(recipes):

@@ -272,7 +272,8 @@ def plot_size_ratios(df: pd.DataFrame,  # From `size_ratios`
     "Plot the Gaussian approximation of the density of the ratios, as in Figure 6; ticks are the ratios"
     ax = new_axes(ax=ax)
     for i, (label, rows) in enumerate(_curves(df, by)):
-        mean, sd = rows.ratio.mean(), rows.ratio.std(ddof=1)
+        mean = rows.ratio.mean()
+        sd = rows.ratio.std(ddof=1)
         color = f'C{i}'
         ax.plot(rows.ratio, np.zeros(len(rows)), '|', ms=12, c=color)
         if sd > 0:
@@ -512,7 +513,8 @@ def plot_spectral_density(df: pd.DataFrame,  # From `spectral_density`
                          ):  # Axes
     "Plot the density of the eigenvalues, each node a Gaussian bump, on a logarithmic scale"
     ax = new_axes(ax=ax)
-    lo, hi = df.eigenvalue.min(), df.eigenvalue.max()
+    lo = df.eigenvalue.min()
+    hi = df.eigenvalue.max()
     sd = check_number('width', width, 0, lo_open=True) * ((hi - lo) or 1)
     t = np.linspace(lo - 5 * sd, hi + 5 * sd, 500)
     for label, rows in _curves(df, by):

@@ -575,7 +575,8 @@ def training_multiply_adds(model: nn.Module,
                            masks: dict | None = None  # From `frozen_masks`; what asks for no gradients is frozen anyway
                           ) -> pd.DataFrame:  # One row: multiply-adds forward and backward
     "Count the multiply-adds of one step; the model stays as it is"
-    net, x = copy.deepcopy(model), to_device(x, model_device(model))
+    net = copy.deepcopy(model)
+    x = to_device(x, model_device(model))
     for p in _split_masks(net, masks or {})[0]: p.requires_grad_(False)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         with FlopCounterMode(display=False) as forward: out = net(x)

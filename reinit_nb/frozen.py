@@ -259,7 +259,9 @@ def frozen_totals(df: pd.DataFrame  # From `mutually_frozen`
                  ) -> pd.DataFrame:  # One row
     "Sum up filters and weights of the whole network; `share` is of all weights of the layers in the table"
     layers = df[df.role == 'layer']
-    filters, frozen, weights = layers.countable.sum(), layers.frozen.sum(), df.weights.sum()
+    filters = layers.countable.sum()
+    frozen = layers.frozen.sum()
+    weights = df.weights.sum()
     sums = df[['double', 'triple', 'distinct']].sum().to_dict()
     return pd.DataFrame([dict(filters=filters, frozen=frozen, frozen_share=frozen / filters, **sums, weights=weights,
                               share=sums['distinct'] / weights)])

@@ -85,7 +85,8 @@ class HealthProbe:
     def units(self) -> list[tuple]:  # layer, measure, value
         "Measure units by what was seen since the last `watch.start()`, and by gradients that are there"
         parameters = dict(self.model.named_parameters())
-        rows, counts = [], {}
+        rows = []
+        counts = {}
         seen = self.watch.means()
         for o in self.layers:
             found = {}
@@ -120,7 +121,8 @@ class HealthProbe:
               before: dict | None = None  # Weights before the last step, by name
              ) -> list[tuple]:  # layer, measure, value
         "Measure the norms of weights, of gradients that are there, and of the last step"
-        rows, squares = [], {}
+        rows = []
+        squares = {}
         for n, p in drawn_weights(self.model).items():
             tensors = dict(weight_norm=p.detach(), gradient_norm=p.grad)
             if before and n in before: tensors['update_norm'] = p.detach() - before[n]
@@ -192,10 +194,17 @@ class HealthCallback(FitCallback):
                  pairs=None  # As in `wiring`
                 ):
         self.every = check_number('every', every, 1, integer=True)
-        self.tau, self.ranks = check_number('tau', tau, 0), check_choice('ranks', ranks, ('all', 'last'))
+        self.tau = check_number('tau', tau, 0)
+        self.ranks = check_choice('ranks', ranks, ('all', 'last'))
         self.sharpness, self.pairs = sharpness, pairs
-        self.net, self.probe, self.before, self.active, self.skipped = None, None, None, False, False
-        self.step, self.rows, self.example = 0, [], ()
+        self.net = None
+        self.probe = None
+        self.before = None
+        self.active = False
+        self.skipped = False
+        self.step = 0
+        self.rows = []
+        self.example = ()
 
     def release(self):
         if self.__dict__.get('probe'): self.probe.watch.detach()
@@ -248,7 +257,9 @@ class HealthCallback(FitCallback):
 
     def _start(self, model, xb):
         self.probe = HealthProbe(model, xb, self.tau, self.ranks, self.pairs)
-        self.net, self.step, self.rows = model, 0, []
+        self.net = model
+        self.step = 0
+        self.rows = []
         self._last = self.n_epoch * len(self.dls.train)
         self.example = [x[:1].detach().as_subclass(Tensor) for x in xb if isinstance(x, Tensor)]
 
@@ -268,7 +279,8 @@ class HealthCallback(FitCallback):
         if not state['example']: return   # it had not begun
         model = unwrap_model(self.learn.model)
         if self.net is not model: self._start(model, to_device(tuple(state['example']), model_device(model)))
-        self.step, self.rows = state['step'], [tuple(row) for row in state['rows']]
+        self.step = state['step']
+        self.rows = [tuple(row) for row in state['rows']]
 
 # %% ../nbs/54_health.ipynb #d7944576
 def trainability(model: nn.Module,  # Any classifier; stays as it is

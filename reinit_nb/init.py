@@ -236,7 +236,8 @@ def _plan_reset(module, name='', only=None):
     wanted = [(below, m) for below, m in module.named_modules() if only is None or only(below)]
     for below, m in wanted: _check_plain_weights(join_names(name, below), m)
     for below, m in reversed(wanted):
-        full_name, own = join_names(name, below), own_tensors(m)
+        full_name = join_names(name, below)
+        own = own_tensors(m)
         if not own: continue
         where = f'{full_name or "the model"} ({type(m).__name__})'
         if any(nn.parameter.is_lazy(t) for t in own.values()):
@@ -260,7 +261,8 @@ def check_reset(module: nn.Module,  # A model, or a part of one
 @contextmanager
 def _tensors_on_cpu(module):
     "Inside, tensors of `module` are on the CPU; their values return to where they were"
-    moved, copies = [], {}
+    moved = []
+    copies = {}
     for m in module.modules():
         for tensors in (m._parameters, m._buffers):
             for name, t in tensors.items():

@@ -706,7 +706,8 @@ def evaluate_learner(learn,  # fastai `Learner`
     batches = []
     n = 0
     for x, y in dl:
-        x, y = x.as_subclass(Tensor), y.as_subclass(Tensor)
+        x = x.as_subclass(Tensor)
+        y = y.as_subclass(Tensor)
         out = net(x)
         loss = learn.loss_func(out, y) * len(y)
         batches.append(torch.stack([loss, (out.argmax(1) == y).sum()]))
@@ -858,7 +859,8 @@ def fisher_pairs(h: Tensor,  # Features, a row per example
                  y: Tensor  # Labels
                 ) -> Tensor:  # Classes × classes; NaN on the diagonal
     "Return the Fisher score of every pair of classes, with w = μ2 − μ1"
-    h, y = cpu_double(h), y.cpu()
+    h = cpu_double(h)
+    y = y.cpu()
     classes = y.unique()
     mu = torch.stack([h[y == k].mean(0) for k in classes])
     gap = torch.cdist(mu, mu, compute_mode='donot_use_mm_for_euclid_dist')**2

@@ -311,7 +311,8 @@ def check_not_augmented(dl):  # A loader of fastai or torch
         raise ReinitError(f'the data are augmented ({name}): images are new ones each time, so there is nothing to '
                           'cache. Leave the augmentation out')
     idx = list(range(min(source.n, source.bs)))
-    first, epoch = source.load(idx), getattr(dl, 'epoch', None)
+    first = source.load(idx)
+    epoch = getattr(dl, 'epoch', None)
     with preserve_rng():
         try:
             if epoch is not None: dl.epoch += 1     # our own loaders draw by epoch
@@ -372,7 +373,9 @@ def _run_prefix(model, cut, x):
 class PrefixStore:
     "Activations at a cut and targets of a loader, by number of the example"
     def __init__(self, source, model, cut):
-        self.source, self.model, self.cut = source, model, cut
+        self.source = source
+        self.model = model
+        self.cut = cut
         self.computed_sizes = set()  # Batches of these sizes are computed each time
         self.arrays, self.kinds = [], []
 
@@ -547,7 +550,8 @@ class CachedPrefixCallback(FitCallback):
 
     def _check_outputs(self, source):
         "Raise an error unless the rest of the model, from the store, returns what the whole model returns"
-        idx, device = list(range(min(source.bs, source.n))), model_device(self.model)
+        idx = list(range(min(source.bs, source.n)))
+        device = model_device(self.model)
         self.model.eval()
         with torch.no_grad():
             whole = self.model(source.load(idx)[0].as_subclass(Tensor).to(device))

@@ -53,7 +53,8 @@ def model_device(model: nn.Module) -> torch.device:  # CPU for a model without p
 @contextmanager
 def preserve_rng():
     "Put the global generators of Python, NumPy and PyTorch back afterwards, also after an exception"
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     try:
@@ -89,7 +90,8 @@ class _ModuleState:
 class _TensorState:
     "The values, flags and gradient of one parameter or buffer"
     def __init__(self, tensor, copy):
-        self.tensor, self.data = tensor, tensor.data
+        self.tensor = tensor
+        self.data = tensor.data
         self.values = tensor.detach().clone() if copy and tensor.device.type != 'meta' else None
         if not tensor.is_leaf: return
         self.requires_grad, self.grad = tensor.requires_grad, tensor.grad

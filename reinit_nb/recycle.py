@@ -97,7 +97,8 @@ class UnitMap:
         "Return the units that can be recycled, layer by layer"
         possible = np.equal(self.why, None).astype(bool) & (self.writers > 0)
         if not shared: possible &= self.writers == 1
-        taken, found = np.zeros(self.n, bool), []
+        taken = np.zeros(self.n, bool)
+        found = []
         for p in self.wiring.layers:
             units = self.rows[p.weight]
             rows = np.flatnonzero((units >= 0) & np.append(possible & ~taken, False)[units])
@@ -109,7 +110,10 @@ class UnitMap:
     def _layer(self, part, units, rows):
         position = np.full(self.n + 1, -1)
         position[units] = np.arange(len(units))
-        reader, columns, slots, outgoing = None, np.empty(0, int), np.empty(0, int), []
+        reader = None
+        columns = np.empty(0, int)
+        slots = np.empty(0, int)
+        outgoing = []
         for p in self.wiring.layers:
             at = position[self.cols[p.weight]]
             read = np.flatnonzero(at >= 0)
@@ -117,7 +121,9 @@ class UnitMap:
             outgoing.append((p, self._indices(read), self._indices(at[read])))
             seen = isinstance(self.modules.get(p.name), _SEEN_BY)
             if reader is None and seen and len(np.unique(at[read])) == len(units):
-                reader, columns, slots = p.name, read, at[read]
+                reader = p.name
+                columns = read
+                slots = at[read]
         return LayerUnits(part.name, part, units, self._indices(rows), reader, self._indices(columns),
                           self._indices(slots), outgoing)
 
@@ -216,7 +222,8 @@ def _write_masks(model, masks, init, streams, fill='redraw'):
     drawn = {}
     for n, (redrawn, zeroed) in masks.items():
         tensor = tensors[n].data
-        redrawn, zeroed = redrawn.to(tensor.device), zeroed.to(tensor.device)
+        redrawn = redrawn.to(tensor.device)
+        zeroed = zeroed.to(tensor.device)
         tensor.masked_fill_(zeroed, 0)
         if not redrawn.any(): continue
         module, _, own = n.rpartition('.')
@@ -286,7 +293,8 @@ class UnitActivations:
                  most: int = 2048  # Rows that are kept of an input: examples and positions, evenly spread
                 ):
         self.layers = {o.layer: o for o in layers if o.reader is not None}
-        self.keep, self.most = list(keep), most
+        self.keep = list(keep)
+        self.most = most
         names = dict.fromkeys([o.reader for o in self.layers.values()] + self.keep)
         self.modules = {n: m for n, m in model.named_modules() if n in names}
         self.handles = []
@@ -333,7 +341,8 @@ class UnitActivations:
         total, count = self.sums.get(layer.reader, (None, 0))
         sums = torch.zeros(len(layer) + 1, device=layer.slots.device if total is None else total.device)
         if total is None: return sums
-        columns, slots = layer.columns.to(total.device), layer.slots.to(total.device)
+        columns = layer.columns.to(total.device)
+        slots = layer.slots.to(total.device)
         shares = torch.zeros_like(sums).index_add_(0, slots, torch.ones_like(slots, dtype=torch.float32))
         sums.index_add_(0, slots, total[columns])
         sums /= shares.clamp(min=1)   # a unit may have several columns
@@ -384,7 +393,8 @@ class UnitSignals:
 class WeightSignals:
     "What a score may look at: one number per entry of a weight"
     def __init__(self, p: nn.Parameter):
-        self.weight, self.gradient = p.detach(), p.grad
+        self.weight = p.detach()
+        self.gradient = p.grad
 
 # %% ../nbs/49_recycle.ipynb #15919c92
 def over_mean(t: Tensor) -> Tensor:
@@ -433,7 +443,9 @@ def silence_score(window: int = 128,  # Intervals between firings that are remem
             memory['silence'] = torch.zeros_like(fires, dtype=torch.int32)
             memory['count'] = torch.zeros_like(memory['silence'])
             memory['intervals'] = torch.zeros(len(fires), window, dtype=torch.int32, device=fires.device)
-        silence, count, intervals = memory['silence'], memory['count'], memory['intervals']
+        silence = memory['silence']
+        count = memory['count']
+        intervals = memory['intervals']
         unit = fires.nonzero().flatten()
         intervals[unit, (count[unit] % window).long()] = silence[unit] + 1
         count[unit] += 1
@@ -534,7 +546,8 @@ class EntrySteps:
             at, born = self.entries[names[p]]
             own = (t - born).float()
             settings = lr, beta1, beta2, eps
-            m_at, v_at = m.flatten()[at].float(), v.flatten()[at].float()
+            m_at = m.flatten()[at].float()
+            v_at = v.flatten()[at].float()
             change = adam_update(m_at, v_at, own, *settings) - adam_update(m_at, v_at, t, *settings)
             p.data.view(-1)[at] += change.to(p.dtype)
             young = beta2**own > 1e-4   # later the two are equal
@@ -575,21 +588,32 @@ class RecycleCallback(FitCallback):
         if rule is not None and not callable(rule):
             raise ReinitError(f'rule={rule!r} should be a function, such as at_most(.1) or least_share(.01)')
         if init != 'default' and not callable(init): init_name(init)
-        self.score, self.rule, self.what = score, rule, what
+        self.score = score
+        self.rule = rule
+        self.what = what
         self.every = check_number('every', every, 1, integer=True)
         self.layers = [layers] if isinstance(layers, str) else None if layers is None else list(layers)
-        self.shared, self.init, self.pairs = shared, init, pairs
+        self.shared = shared
+        self.init = init
+        self.pairs = pairs
         self.fill = check_choice('fill', fill, FILLS)
         self.adam_steps = check_choice('adam_steps', adam_steps, ADAM_STEPS)
         self.seed = check_number('seed', seed, 0, integer=True)
-        self.net, self.watch, self.active, self.skipped = None, None, False, False
+        self.net = None
+        self.watch = None
+        self.active = False
+        self.skipped = False
         self._clear()
 
     def _clear(self):
         self.step = 0   # of the optimizer
-        self.ages, self.memory, self.rule_memory = {}, {}, {}
+        self.ages = {}
+        self.memory = {}
+        self.rule_memory = {}
         self.entry_steps = EntrySteps()
-        self.units, self.layers_found, self.example = None, {}, ()
+        self.units = None
+        self.layers_found = {}
+        self.example = ()
         self.events = []
 
     def release(self):
@@ -715,7 +739,8 @@ class RecycleCallback(FitCallback):
         # what has no gradient is not trained now, and does not move
         still = {n for n, p in parameters.items() if p.grad is None}
         fixed = self.units.touching(still)
-        chosen, counts = np.zeros(self.units.n, bool), {}
+        chosen = np.zeros(self.units.n, bool)
+        counts = {}
         for n, o in self.layers_found.items():
             if self.watch and n not in seen: continue   # not run in this batch
             if o.part.weight in still: continue
@@ -759,7 +784,7 @@ class RecycleCallback(FitCallback):
     def _streams(self): return Streams(self.seed).fork(self.step)
 
     def _layer_masks(self, layer, masks, chosen):
-        "The masks of the layer itself, and of what reads it"
+        "Return the masks of the layer itself, and of what reads it"
         if not chosen.any(): return {}
         own = np.zeros_like(chosen)
         own[self.layers_found[layer].units] = True
@@ -871,7 +896,9 @@ class CBPCallback(RecycleCallback):
                  seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
-        self.rho, self.maturity, self.decay = rho, maturity, decay
+        self.rho = rho
+        self.maturity = maturity
+        self.decay = decay
         super().__init__(contribution_score(decay), 1, least_share(rho, maturity), seed=seed, **kwargs)
 
 # %% ../nbs/49_recycle.ipynb #862a8e5f
@@ -886,7 +913,10 @@ class SNRCallback(RecycleCallback):
                  seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
-        self.eta, self.window, self.enough, self.first = check_number('eta', eta, 0, 1), window, enough, first
+        self.eta = check_number('eta', eta, 0, 1)
+        self.window = window
+        self.enough = enough
+        self.first = first
         super().__init__(silence_score(window, enough, first), 1, at_most(eta), seed=seed, **kwargs)
 
 # %% ../nbs/49_recycle.ipynb #1a811376

@@ -45,7 +45,8 @@ class Moments:
     def add(self, h: Tensor, y: Tensor) -> 'Moments':
         "Add the rows `h` with labels `y`; sums are in double precision on the CPU"
         if not len(y): return self
-        h, y = h.detach().cpu(), y.cpu()
+        h = h.detach().cpu()
+        y = y.cpu()
         self.counts = _add_counts(self.counts, torch.bincount(y))
         self.waiting.append((h, y))
         self.n += len(y)
@@ -179,7 +180,8 @@ def gdv(h: Tensor,  # Features, a row per example
         y: Tensor  # Labels
        ) -> float:  # About −1 for perfect clusters, 0 for none; NaN with fewer than two classes of two examples
     "Return the generalized discrimination value of Schilling et al."
-    h, y = cpu_double(h), y.cpu()
+    h = cpu_double(h)
+    y = y.cpu()
     sd = h.std(0, correction=0)
     live = sd > 1e-12 * h.abs().amax(0)
     Y = F.one_hot(y).double()
@@ -218,10 +220,12 @@ def fit_probe(h: Tensor,  # Features, a row per example
     from scipy.optimize import minimize
     loss = PROBE_LOSSES[check_choice('kind', kind, PROBE_LOSSES)]
     check_number('l2', l2, 0)
-    h, Y = cpu_double(h).numpy(), F.one_hot(y.cpu()).double().numpy()
+    h = cpu_double(h).numpy()
+    Y = F.one_hot(y.cpu()).double().numpy()
     present = Y.any(0)
     Y = Y[:, present]
-    mu, sd = h.mean(0), h.std(0)
+    mu = h.mean(0)
+    sd = h.std(0)
     sd = np.where(sd > 1e-12 * np.abs(h).max(0), sd, np.inf)   # constants get no weight
     Z = np.c_[(h - mu) / sd, np.ones(len(h))]
     def objective(v):
@@ -232,7 +236,8 @@ def fit_probe(h: Tensor,  # Features, a row per example
     options = dict(maxiter=max_iter, maxcor=20, ftol=1e-12, gtol=1e-6)
     found = minimize(objective, np.zeros(Z.shape[1] * Y.shape[1]), jac=True, method='L-BFGS-B', options=options)
     V = found.x.reshape(Z.shape[1], -1)
-    W, b = np.zeros((h.shape[1], len(present))), np.full(len(present), -np.inf)
+    W = np.zeros((h.shape[1], len(present)))
+    b = np.full(len(present), -np.inf)
     W[:, present] = V[:-1] / sd[:, None]
     b[present] = V[-1] - mu @ W[:, present]
     return Readout(torch.from_numpy(W), torch.from_numpy(b), l2)
@@ -632,7 +637,8 @@ class _Measurement:
                 if measure == 'fisher': value, n = fisher(merge_moments(seen.moments[layer])), seen.n
                 elif measure == 'gdv':
                     h, y = seen.sample.rows(layer, _GDV_ROWS)
-                    value, n = gdv(h, y), len(y)
+                    value = gdv(h, y)
+                    n = len(y)
                 else:
                     value, n = accuracies[layer, measure]
                     if measure != 'least squares': penalty = self.readouts[layer, measure].penalty
@@ -729,7 +735,9 @@ class SeparabilityCallback(FitCallback):
         self._check_arguments()
         for name, n in dict(n_train=n_train, n_valid=n_valid, ds_idx=ds_idx).items():
             if n is not None: check_number(name, n, 1, integer=True)
-        self.n_train, self.n_valid, self.ds_idx = n_train, n_valid, ds_idx
+        self.n_train = n_train
+        self.n_valid = n_valid
+        self.ds_idx = ds_idx
         if np.ndim(every): self.every = [check_number('every', e, 0, integer=True) for e in every]
         else: self.every = check_number('every', every, 1, integer=True)
         self.rows = []

@@ -353,7 +353,8 @@ def spectra_of_values(g: Tensor,  # Lines × n × outputs, as from `probe_values
     n = g.shape[1]
     h = g.detach().cpu().double().transpose(1, 2)
     changes = _exceeds_rounding(h, dtype or g.dtype)[..., None]
-    amplitude, energy = fourier_amplitudes(h, window), fourier_energies(h, window)
+    amplitude = fourier_amplitudes(h, window)
+    energy = fourier_energies(h, window)
     amplitude[..., 1:] *= changes
     energy[..., 1:] *= changes
     columns = spectrum_columns(first, *h.shape[:2], n // 2 + 1)

@@ -92,7 +92,8 @@ def stability_condition(n: int = 2, points: int = 1):  # A sympy relation
 def descent_condition(n: int = 2, points: int = 1):  # A sympy relation
     "Return the condition under which zero is stable under gradient descent: $|1+\\alpha|<1$ for both eigenvalues"
     import sympy as sp
-    m, rho = product_model(n, points), coupling(n, points)
+    m = product_model(n, points)
+    rho = coupling(n, points)
     return sp.And(rho < m.lam, m.eta * (m.lam + rho) < 2)
 
 # %% ../nbs/45_stability.ipynb #3df12d95
@@ -119,7 +120,8 @@ def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at
 def double_equilibria() -> dict:
     "Return where two weights rest beyond zero, and the eigenvalues of the linearization there"
     import sympy as sp
-    m, flow = product_model(2), symbolic_flow(2)
+    m = product_model(2)
+    flow = symbolic_flow(2)
     (first, second) = m.theta
     A = m.A[0]
     s = sp.Symbol('s', positive=True)   # the square of a weight
@@ -559,7 +561,8 @@ class _Entries:
 # %% ../nbs/45_stability.ipynb #0a5769c4
 def _group_entries(model, groups):
     "Return the entries of all groups of weights, and their index: groups × n"
-    groups, parameters = list(groups), _check_parameters(model)
+    groups = list(groups)
+    parameters = _check_parameters(model)
     if not groups: raise ReinitError('groups is empty: give one group of weights or more')
     places = [[_weight_index(parameters, w) for w in g] for g in groups]
     for g, p in zip(groups, places):
@@ -589,7 +592,8 @@ def product_coefficients(model: nn.Module,  # Any model
                          chunk: int = 64  # Groups at a time
                         ) -> tuple[Tensor, Tensor]:  # A and B: groups × examples × outputs
     "Return A and B of $f=A\\theta_i\\theta_j\\cdots+B$ for each group of weights, with these set to zero"
-    groups, x = list(groups), to_device(x, model_device(model))
+    groups = list(groups)
+    x = to_device(x, model_device(model))
     entries, index = _group_entries(model, groups)
     zero = torch.zeros(index.shape[1], device=entries.flat.device, dtype=entries.flat.dtype)
     def derivative(f, k): return lambda v, u: grad(f)(v, u)[k]
@@ -979,7 +983,8 @@ def eigenvalue_evidence(ns: Sequence[int] = (2, 3, 4, 5),  # Numbers of weights
     z = sp.Symbol('z')
     rows = []
     for n in ns:
-        m, J = product_model(n), linearization(n)
+        m = product_model(n)
+        J = linearization(n)
         A = m.A[0]
         B = m.B[0]
         y = m.y[0]

@@ -28,7 +28,8 @@ def mean_interval(values: Sequence[float],  # One for each seed
     v = np.asarray(values, dtype=float)
     if not len(v) or not np.isfinite(v).all(): raise ReinitError('values should be finite numbers, and at least one')
     check_number('level', level, 0, 1)
-    n, mean = len(v), v.mean()
+    n = len(v)
+    mean = v.mean()
     if n == 1: return dict(n=n, mean=mean, lo=np.nan, hi=np.nan, std=np.nan)
     std = v.std(ddof=1)
     half = stats.t.ppf((1 + level) / 2, n - 1) * std / n**.5
@@ -274,7 +275,8 @@ def _wide_by_method(df, value, col, on, methods):
 # %% ../nbs/52_stats.ipynb #79ee9695
 def _count_wins(d, alternative, min_pairs):
     "Return wins, ties, losses and p-value of differences `d`, or a note why there is none"
-    n, left = len(d), _nonzero_differences(d)
+    n = len(d)
+    left = _nonzero_differences(d)
     note = ''
     if len(left) < min_pairs: note = f'{len(left)} of {n} pairs without a tie: too few to test'
     if not len(left): note = f'all {n} pairs are ties'
@@ -396,9 +398,11 @@ class Tree:
         for node, place in at.items():
             n, best, count = self._counts(node)
             if t.children_left[node] < 0:
-                text, color = f'{best}\n{count[best]} of {n}', (colors or {}).get(best, '.9')
+                text = f'{best}\n{count[best]} of {n}'
+                color = (colors or {}).get(best, '.9')
             else:
-                text, color = f'{self._question(node)}?\n{n} experiments', 'w'
+                text = f'{self._question(node)}?\n{n} experiments'
+                color = 'w'
             ax.text(*place, text, fontsize=9, ha='center', va='center', zorder=2,
                     bbox=dict(boxstyle='round', fc=color, ec='.5', alpha=1))
         ax.set(xlim=(-.6, max(x for x, _ in at.values()) + .6), ylim=(-t.max_depth - .3, .3))
@@ -433,7 +437,8 @@ class Tree:
     def _positions(self):
         "Return x and y of every node, leaves in a row from left to right, and the pairs of parent and child"
         t = self.model.tree_
-        at, lines = {}, []
+        at = {}
+        lines = []
         leaf_x = iter(range(t.node_count))
         def place(node, depth):
             children = [k for k in (t.children_left[node], t.children_right[node]) if k >= 0]

@@ -52,7 +52,7 @@ def one_by_one(recipes: Sequence[Recipe]) -> list:  # Portions
     return [[recipe] for recipe in recipes]
 
 def _from_path(name):
-    "A function of `path`, imported when it is called, because it needs fastai, which is slow to import"
+    "Return a function of `path`, imported when it is called, because fastai is slow to import"
     def call(*args, **kwargs): return getattr(import_module('reinit_nb.path'), name)(*args, **kwargs)
     call.__name__ = name
     return call
@@ -218,7 +218,8 @@ def sweep_cost(recipes: Sequence[Recipe],  # What would be run
     todo = [r for r in recipes if records[r] is None]
     known = [(r, o) for r, o in records.items() if o and o['seconds'] is not None]
     times = pd.Series([o['seconds'] for _, o in known], [_without_seed(r).hash for r, _ in known], dtype=float)
-    alike, typical = times.groupby(level=0).mean(), times.mean() if len(times) else seconds
+    alike = times.groupby(level=0).mean()
+    typical = times.mean() if len(times) else seconds
     why = [engine.missing(r) for r in todo] if engine.missing else []
     missing = {o: why.count(o) for o in dict.fromkeys(why) if o}
     possible = [r for r, o in zip(todo, why) if not o] if why else todo
@@ -239,7 +240,8 @@ def ask(recipes: Sequence[Recipe],  # What is wanted
     "Return the results of `recipes`: published ones, stored ones, and a sweep for the rest"
     if scale() == 'smoke':
         with TemporaryDirectory() as d: return run_sweep(recipes, Store(d), **kw)
-    parts, rest = [], list(recipes)
+    parts = []
+    rest = list(recipes)
     if results is not None and Path(results).exists():
         known = load_results(results).drop(columns='format')
         parts.append(known[known.recipe.isin({r.hash for r in recipes})])

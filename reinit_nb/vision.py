@@ -177,7 +177,9 @@ class Images:
     "Rows `idx` of uint8 images `x`, with labels `y` for these rows (or `None`) and class names"
     n_inp = 1   # fastai: of what a batch holds, this many are inputs
     def __init__(self, x, y, classes, idx=None, split_idx=1):
-        self.x, self.y, self.classes = x, y, classes
+        self.x = x
+        self.y = y
+        self.classes = classes
         self.idx = np.arange(len(x)) if idx is None else idx
         self.split_idx = split_idx   # fastai: 0 for training (augmented), 1 for validation and test
         self._copy = None   # of images and labels, on an accelerator

@@ -198,7 +198,9 @@ class ChannelTracer(TorchFunctionMode):
 
     # layers and normalizations: channels are read, and new ones written
     def trace_layer(self, call):
-        x, weight, bias = call.arg(0, 'input'), call.arg(1, 'weight'), call.arg(2, 'bias')
+        x = call.arg(0, 'input')
+        weight = call.arg(1, 'weight')
+        bias = call.arg(2, 'bias')
         dense = call.name == 'linear'
         dim = -1 if dense else 1
         rows = self.new_channels(call.out.shape[dim])
@@ -260,7 +262,8 @@ class ChannelTracer(TorchFunctionMode):
             if t.is_floating_point(): self.set_numbers(t, _expand_channels(channels, t.shape, 1))
 
     def trace_pad(self, call):
-        ids, pad = self.get_numbers(call.args[0]), call.arg(1, 'pad')
+        ids = self.get_numbers(call.args[0])
+        pad = call.arg(1, 'pad')
         only_positions = len(pad) <= 2 * (ids.ndim - 2)
         if only_positions: self.trace_pool(call)
         elif call.arg(2, 'mode', 'constant') != 'constant': self.trace_unknown(call)
@@ -271,7 +274,8 @@ class ChannelTracer(TorchFunctionMode):
         ids = self.get_numbers(call.followed[0])
         dim, keepdim = call.arg(1, 'dim'), call.arg(2, 'keepdim', False)
         if dim is not None:
-            lowest, highest = ids.amin(dim, keepdim=keepdim), ids.amax(dim, keepdim=keepdim)
+            lowest = ids.amin(dim, keepdim=keepdim)
+            highest = ids.amax(dim, keepdim=keepdim)
             if torch.equal(lowest, highest): return self.set_numbers(call.out, lowest)
         self.mark_uncountable(ids, f'{call.name} over channels (in {self.current_module})')
 
@@ -557,7 +561,7 @@ def _summarize(texts):
 
 # %% ../nbs/42_wiring.ipynb #66ed92d3
 def _part_of_module(name, m):
-    "A part without channels"
+    "Return a part without channels"
     w = m.weight
     groups = getattr(m, 'groups', 1)
     transposed = isinstance(m, nn.modules.conv._ConvTransposeNd)
@@ -569,7 +573,7 @@ def _part_of_module(name, m):
                      groups, transposed, w.ndim == 1, math.prod(w.shape[2:]))
 
 def _wiring_by_hand(model, pairs):
-    "The wiring given as pairs (layer, next) or (layer, normalization, next)"
+    "Return the wiring given as pairs (layer, next) or (layer, normalization, next)"
     modules = dict(model.named_modules())
     with_weight = [k for k, m in modules.items() if isinstance(getattr(m, 'weight', None), Tensor)]
     parts = {}

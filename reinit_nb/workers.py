@@ -119,7 +119,7 @@ def _own_variables():
     return {k: v for k, v in os.environ.items() if k.startswith('REINIT_')}
 
 def _call(function, threads, variables, item):
-    "What a worker does: take over the caller's settings, and let SIGTERM raise `Stopped`"
+    "Take over the caller's settings in a worker, and let SIGTERM raise `Stopped`"
     for k in _own_variables(): del os.environ[k]
     os.environ.update(variables)
     torch.set_num_threads(threads)

@@ -126,11 +126,13 @@ SCORECARD_COLUMNS = ('id', 'paper', 'short', 'claim', 'where', 'theirs', 'theirs
 def _row(claim, verdict, runs):
     "Return a row of the scorecard"
     part = verdict.part
-    rule, effect = part.rule, part.effect or Effect(np.nan)
+    rule = part.rule
+    effect = part.effect or Effect(np.nan)
     judged = [p.rule for p in verdict.parts if p.rule.judged] or [rule]
     revised = [r.fixed for r in judged if r.revised]
     oldest, newest = (str(runs['date'].min())[:10], str(runs['date'].max())[:10]) if len(runs) else ('', '')
-    needed, spent = part.needed, runs.seconds.sum(min_count=1) / 3600 if len(runs) else np.nan
+    needed = part.needed
+    spent = runs.seconds.sum(min_count=1) / 3600 if len(runs) else np.nan
     if verdict.verdict == '?' and part.effect is None: needed = rule.seeds
     n = effect.n or verdict.n   # of an unfinished list: the seeds that are there
     per_seed = spent / n if n and (rule.over == 'seeds' or part.effect is None) else np.nan
@@ -428,7 +430,8 @@ class _TableRows(HTMLParser):
     "The cells of every row of every table"
     def __init__(self, html):
         super().__init__()
-        self.rows, self.cell = [], None
+        self.rows = []
+        self.cell = None
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):

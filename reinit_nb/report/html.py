@@ -121,7 +121,7 @@ def _is_numeric(column):
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 def _cell_texts(column, digits):
-    "The cells of a column as they are shown; a dash stands for what is missing"
+    "Return the cells of a column as they are shown; a dash stands for what is missing"
     count = decimals(column, digits) if _is_numeric(column) else None
     texts = []
     for value in column:
@@ -145,7 +145,7 @@ class _Column:
         return 'long' if max(map(len, self.texts), default=0) > 34 else ''
 
 def _columns(df, digits):
-    "The columns of a table, with those of an index that says something in front"
+    "Return the columns of a table, with those of an informative index in front"
     if not isinstance(df, pd.DataFrame): raise ReinitError(f'a table needs a DataFrame, not {type(df).__name__}')
     if not len(df.columns): raise ReinitError('a table needs at least one column')
     has_index = not isinstance(df.index, pd.RangeIndex) or df.index.name is not None
@@ -194,7 +194,7 @@ def sort_values(column: pd.Series,  # Cells
 
 # %% ../../nbs/80_report.html.ipynb #96f22aa9
 def _filter_choices(columns, names):
-    "What the box above a table offers, column by column"
+    "Return what the box above a table offers, column by column"
     by_name = {column.name: (i, column) for i, column in enumerate(columns)}
     choices = []
     for name in names:
@@ -204,7 +204,7 @@ def _filter_choices(columns, names):
     return choices
 
 def _column_cells(column):
-    "The cells of a column as the template takes them"
+    "Return the cells of a column as the template takes them"
     cells = []
     for value, text, sort in zip(column.values, column.texts, sort_values(column.values, column.texts)):
         shown = value if isinstance(value, Markup) else text
@@ -293,7 +293,8 @@ def heading_id(heading: str,  # Of a section
               ) -> str:
     "Return an id for a heading that is not in use"
     base = re.sub(r'\W+', '-', str(heading).lower()).strip('-') or 'section'
-    name, count = base, 1
+    name = base
+    count = 1
     while name in taken:
         count += 1
         name = f'{base}-{count}'
@@ -301,7 +302,7 @@ def heading_id(heading: str,  # Of a section
     return name
 
 def _page_part(part, taken, level=2):
-    "A part of a page as the template takes it"
+    "Return a part of a page as the template takes it"
     if isinstance(part, str): return dict(heading=None, html=Markup(part))
     is_section = isinstance(part, (tuple, list)) and len(part) > 0 and isinstance(part[0], str)
     if not is_section or level > 4:

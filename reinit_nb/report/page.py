@@ -61,7 +61,8 @@ def exhibit_html(exhibit,  # A `Figure` or a `Table` of a study
     try:
         parts = [results.part(name) for name in exhibit.parts]
         if isinstance(exhibit, Figure):
-            axes, alt = exhibit.draw(*parts), exhibit.alt(*parts)
+            axes = exhibit.draw(*parts)
+            alt = exhibit.alt(*parts)
             return figure_html(axes, alt, dpi=92, caption=exhibit.caption or None, close=True)
         table = table_html(round_columns(exhibit.make(*parts), exhibit.digits), exhibit.caption)
         return fold(exhibit.caption, table) if exhibit.folded else table
@@ -94,7 +95,7 @@ def judge_results(results: dict[str, StudyResults]  # By name of the study
 
 # %% ../../nbs/81_report.page.ipynb #b4e00cdc
 def _two_lines(first, second):
-    "A cell with a second, smaller line"
+    "Return a cell with a second, smaller line"
     return Cell(f'{escape(first)} <small>{escape(second)}</small>' if second else str(escape(first)))
 
 def claims_table(judged: pd.DataFrame,  # From `judge_results`
@@ -130,7 +131,7 @@ def papers_table(judged: pd.DataFrame,  # From `judge_results`
     return table_html(table.reset_index(drop=True), 'By paper')
 
 def _rule_of(claim):
-    "The rule in words, with its date"
+    "Return the rule in words, with its date"
     revised = ', revised after results had been seen' if claim.revised else ''
     return f'{claim.rule} (of {claim.fixed}{revised})'
 
@@ -240,8 +241,9 @@ def study_sections(results: dict[str, StudyResults],  # From `present_studies`
 
 # %% ../../nbs/81_report.page.ipynb #9fd626cc
 def _recipe_sections(results):
-    "The section on recipes and versions, if there are results files"
-    frames, parts = {}, []
+    "Return the section on recipes and versions, if there are results files"
+    frames = {}
+    parts = []
     for opened in results.values():
         for name, source in opened.study.files.items():
             path = opened.file_path(name)
@@ -267,7 +269,7 @@ def _section_ids(sections, taken, level=0):
         yield from _section_ids(inner, taken, level + 1)
 
 def _verdict_summary(judged, scale):
-    "The outcome in a few sentences"
+    "Return the outcome in a few sentences"
     counts = {sign: (judged.verdict == sign).sum() for sign in _COUNTED}
     said = ', '.join(f'{count} {_COUNTED[sign]}' for sign, count in counts.items() if count)
     text = f'{len(judged)} claims: {said}.'
@@ -382,7 +384,7 @@ def export_complete(root,  # Folder of a store
 
 # %% ../../nbs/81_report.page.ipynb #240c687b
 def _class_sections(records, most=300):
-    "A subsection for each class of recipe"
+    "Return a subsection for each class of recipe"
     for name in dict.fromkeys(record['recipe']['class'] for record in records):
         mine = [record for record in records if record['recipe']['class'] == name]
         table, same = runs_table(mine)
@@ -393,7 +395,7 @@ def _class_sections(records, most=300):
         yield name, paragraphs(about), shown, shared
 
 def _judged_sections(root, lists, scale, say):
-    "The scale at which claims are judged, and sections on the claims of complete studies"
+    "Return the scale at which claims are judged, and sections on the claims of complete studies"
     here = [table_html(lists, 'Recipes of the studies that are here')] if len(lists) else []
     with TemporaryDirectory() as folder:
         at = export_complete(root, lists, folder, scale)

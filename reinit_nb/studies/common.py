@@ -147,7 +147,9 @@ class StudyResults:
         self.study = study
         self.scale = get_scale(scale)
         self.seeds = seeds
-        self._folder, self._found, self._cache = path, None, {}
+        self._folder = path
+        self._found = None
+        self._cache = {}
 
     def _once(self, key, compute):
         if key not in self._cache: self._cache[key] = compute()

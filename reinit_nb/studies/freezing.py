@@ -200,7 +200,9 @@ class ReservoirStack(NetworkStack):
                  datasets: int,  # How many sets of data
                  run: ReservoirRun  # What they have in common
                 ):
-        self.nets, self.datasets, self.skip = nets, datasets, run.skip
+        self.nets = nets
+        self.datasets = datasets
+        self.skip = run.skip
         self.options = REGULARIZERS[run.regularizer]
         self.params = {n: self._stacked([o.get_parameter(n) for o in nets]) for n, _ in nets[0].named_parameters()}
         self.buffers = {n: torch.stack([o.get_buffer(n).float() for o in nets])
@@ -250,8 +252,11 @@ def layer_activations(stack: ReservoirStack,
                       generators=None  # Of dropout, one for each dataset: training. `None`: evaluation
                      ) -> tuple[list[Tensor], Tensor]:  # Hidden layers, members × features × examples; logits
     "Return the activations of all members on their data"
-    u, hidden, last = x.transpose(1, 2), [], None
-    training, dropout = generators is not None, stack.options.get('dropout')
+    u = x.transpose(1, 2)
+    hidden = []
+    last = None
+    training = generators is not None
+    dropout = stack.options.get('dropout')
     for i in range(stack.depth - 1):
         z = stack.linear(i, u)
         if 'norm' in stack.options: z = stack.batch_norm(i, z, training)
@@ -322,7 +327,8 @@ def _hidden_features(stack, x, y, memory):
     "Yield layer, member, features and labels of all members, for as many examples at a time as `memory` allows"
     bytes_each = 4 * len(stack) * sum(w.shape[1] for w in stack.W[:-1])
     at_once = max(1, memory // bytes_each)
-    y, share = y.cpu(), len(stack) // stack.datasets
+    y = y.cpu()
+    share = len(stack) // stack.datasets
     for a, b in zip(x.split(at_once, 1), y.split(at_once, 1)):
         for i, h in enumerate(layer_activations(stack, a)[0]):
             for m in range(len(stack)): yield i, m, h[m].T.cpu(), b[m // share]
@@ -420,7 +426,8 @@ def train_reservoirs(recipes: Sequence[ReservoirRun],  # One portion of `plan_re
                     ) -> tuple[ReservoirStack, list[list[dict]]]:  # Trained networks; a row per recipe and epoch
     "Train all `recipes` at once"
     seeds = _check_stack(recipes)
-    run, device = recipes[0], note_device(default_device(device))
+    run = recipes[0]
+    device = note_device(default_device(device))
     *data, classes = (list(o) for o in zip(*(reservoir_data(run.replace(seed=k)) for k in seeds)))
     data = [torch.stack(o).to(device) for o in data]
     nets = [reservoir_network(r, data[0].shape[2], classes[0]) for r in recipes]
@@ -462,7 +469,8 @@ def default_reservoir(dataset: str = 'cifar10',  # One of `FREEZING_DATASETS`
                       scale: str | None = None  # As in `core.scale`; at smoke scale the data are always `digits`
                      ) -> ReservoirRun:  # Frozen, seed 0
     "Return the default network of the study"
-    scale, plain = get_scale(scale), dict(valid=0., normalize='none')
+    scale = get_scale(scale)
+    plain = dict(valid=0., normalize='none')
     check_choice('dataset', dataset, FREEZING_DATASETS)
     if scale == 'smoke':
         task = Task('digits', n_train=100, **plain)
@@ -595,7 +603,8 @@ def landscape_runs(scale: str | None = None,  # As in `core.scale`
     default = default_reservoir(dataset, scale)
     fields = {k: getattr(default, k) for k in ('task', 'n_test', 'base')}
     fields |= dict(looks=(), images=by_scale(100, 300, 300, scale))
-    epochs, seeds = (by_scale(1, 10, 10, scale), default.epochs), seed_range(n, (2, 5, 5), scale)
+    epochs = (by_scale(1, 10, 10, scale), default.epochs)
+    seeds = seed_range(n, (2, 5, 5), scale)
     return [LandscapeRun(**fields, epochs=e, seed=k, frozen=f) for e in epochs for k in seeds for f in (0., 1.)]
 
 # %% ../../nbs/63_studies.freezing.ipynb #f1f00021
@@ -646,7 +655,8 @@ def deciding_progress(folder=None,  # With results and their portions; default: 
                       scale: str = 'laptop'  # Of the results
                      ) -> pd.DataFrame:  # One row per list: runs, recorded, CPU minutes of those that have their cost
     "Count the recorded runs of the lists that decide"
-    folder, rows = find_results(folder, scale), []
+    folder = find_results(folder, scale)
+    rows = []
     for name, runs in deciding_lists(scale).items():
         files = [d / f'freezing_{name}_{scale}.csv' for d in (folder, folder / 'portions')]
         df = pd.concat([load_results(f) for f in files if f.exists()] or [pd.DataFrame(dict(recipe=[]))])
@@ -693,7 +703,8 @@ def select_results(df: pd.DataFrame,  # Results
     "Return the results of `runs` after an epoch, in percent"
     if runs is not None:
         df = df[df.recipe.isin({r.hash for r in runs})]
-        missing, n = len(set(runs)) - df.recipe.nunique(), len(set(runs))
+        missing = len(set(runs)) - df.recipe.nunique()
+        n = len(set(runs))
         if missing: raise ReinitError(f'{missing} of {n} runs have no result: run them first')
     df = df[df.epoch == (df.epochs if epoch is None else epoch)]
     df = df.rename(columns={'task.dataset': 'dataset', 'task.classes': 'classes'})
@@ -741,7 +752,8 @@ def compare_frozen(df: pd.DataFrame,  # From `select_results`
                    value: str = 'test_acc'  # Column
                   ) -> pd.DataFrame:  # Per setting: n, frozen ± frozen_se, unfrozen ± unfrozen_se, gap, lo, hi, p
     "Compare frozen with trained, setting by setting"
-    by, rows = [by] if isinstance(by, str) else list(by), []
+    by = [by] if isinstance(by, str) else list(by)
+    rows = []
     for key, g in df.groupby(by, sort=False):
         a, b = (g[g.frozen == f][value].to_numpy() for f in (1., 0.))
         if not len(a) or not len(b):
@@ -887,7 +899,8 @@ def freezing_cost(runs: Sequence[ReservoirRun],  # Recipes
                   tflops: float = 5.  # Operations per second, × 10¹²; small matrices are far from a GPU's peak
                  ) -> pd.DataFrame:  # One row per dataset: runs, operations, hours
     "Estimate how long `runs` take, without the measurements"
-    facts, work = dataset_catalog(), []
+    facts = dataset_catalog()
+    work = []
     for r in runs:
         images = int(r.task.n_train or facts.loc[r.task.dataset].train) * r.epochs
         ops = 6. * _weights(r) * images

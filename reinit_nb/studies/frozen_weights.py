@@ -109,7 +109,7 @@ def _learn(scale, epochs, wd):
     return Learn(lr=.05, decay=.97, wd=wd, batch=by_scale(16, 16, 128, scale), epochs=by_scale(2, epochs, 200, scale))
 
 def _base(cls, arch, scale, n_train, learn, seed, **task):
-    "A run of class `cls` on CIFAR-10, or on digits at smoke scale"
+    "Return a run of class `cls` on CIFAR-10, or on digits at smoke scale"
     data, size, n = by_scale(('digits', 16, 200), ('cifar10', 16, n_train), ('cifar10', None, None), scale)
     width = by_scale(1 / 16, _LAPTOP_WIDTHS[arch], 1., scale)
     return cls(arch, Task(data, n_train=n, size=size, **task), learn, seed=seed, width=width)
@@ -192,7 +192,8 @@ class PairsCallback(Callback):
 
     def measure(self, epoch: int):
         "Measure now"
-        row, net = dict(epoch=epoch), self.learn.model
+        row = dict(epoch=epoch)
+        net = self.learn.model
         for i, (layer, norm, reader) in enumerate(self.chains, 1):
             norms = pair_norms(net, layer, reader, range(4)).norm_sum
             row |= {f'{treatment}_{i}': v for treatment, v in zip(_TREATMENTS, norms)}
@@ -216,7 +217,8 @@ class PairRun(StuckRun):
     def callbacks(self): return [PairsCallback([], self.every, self.sigmas, None)]
 
     def prepare(self, stage):
-        watch, net = stage.cbs[0], stage.learn.model
+        watch = stage.cbs[0]
+        net = stage.learn.model
         watch.data = training_images(stage.learn, self.images)
         watch.chains = layer_chains(net, watch.data[0][:2])
         treat_filters(net, watch.chains, self.std, self.seed)
@@ -335,7 +337,8 @@ def plot_frozen_share(df: pd.DataFrame,  # From `label_freezing` of results of `
                       x: str = 'epoch'  # Or `exposure`
                      ):  # One Axes per network
     "Plot Figure 3: share of filters that are frozen, one line per run"
-    archs, color = list(df.model.unique()), decay_colors(df.wd)
+    archs = list(df.model.unique())
+    color = decay_colors(df.wd)
     axs = new_axes(len(archs), size=(4, 2.8), sharey=True)
     for ax, arch in zip(axs, archs):
         for (wd, seed), g in df[df.model == arch].groupby(['wd', 'seed']):
@@ -511,7 +514,7 @@ def frozen_weights_recipes(scale: str | None = None  # As in `core.scale`
 def _trained(name, runs): return ResultsFile(lambda scale=None, seeds=None: {name: runs(scale, seeds)}, PATH)
 
 def _measured(name, draws, measure):
-    "A results file without training; `draws` is the number of draws by scale"
+    "Return a results file without training; `draws` is the number of draws by scale"
     def lists(scale=None, seeds=None): return {name: [Look(f'frozen_{name}', by_scale(*draws, scale))]}
     return ResultsFile(lists, measure=measure)
 
@@ -549,7 +552,9 @@ def _sparsity_alt(df):
     return ('Test accuracy by measured sparsity for three kinds of zeros, and the dense network as a dotted line. '
             f'Means over levels: {ranking(means)}.')
 
-_FREEZING, _PAIRS, _SPARSE = 'Filters that freeze', 'Pairs set to zero, and tiny ones', 'Three kinds of sparse networks'
+_FREEZING = 'Filters that freeze'
+_PAIRS = 'Pairs set to zero, and tiny ones'
+_SPARSE = 'Three kinds of sparse networks'
 _MEASURED = 'Eigenvalues, flows, and networks trained on ImageNet'
 
 STUDY = Study(

@@ -83,7 +83,8 @@ def _train(net, data, run, cbs=(), seed=0):
 
 class _StopBeforeFirstStep(Callback):
     "End the fit right after a method has intervened for the first time"
-    order, run_valid = RoundCallback.order + .01, False
+    order = RoundCallback.order + .01
+    run_valid = False
     def before_batch(self): raise CancelFitException()
 
 # %% ../../nbs/67_studies.interventions.ipynb #96d36b7b
@@ -94,13 +95,13 @@ def _continuation_callbacks(run):
     return []
 
 def _second_start(run, first, fresh):
-    "The network with which the second stretch begins"
+    "Return the network with which the second stretch begins"
     net = copy.deepcopy(fresh if run.how == 'reservoir' else first)
     if run.how == 'Dirac': dirac_reset(net, run.reset)
     return net
 
 def _after_intervention(run, net, data):
-    "The network after what happens at once: LW intervenes before the first step of training"
+    "Return the network after the intervention; LW intervenes before the first step of training"
     if run.how != 'LW': return net
     return _train(copy.deepcopy(net), data, run, [*_continuation_callbacks(run), _StopBeforeFirstStep()], run.seed + 1)
 

@@ -128,7 +128,8 @@ def stream_images(dataset: str,  # Of the catalog
     "Return the images of a dataset, ready for an MLP"
     data = load_dataset(dataset)
     x, x_test = _as_rows(data.x_train, size), _as_rows(data.x_test, size)
-    mean, std = x.mean(), x.std()
+    mean = x.mean()
+    std = x.std()
     x, x_test = (t.sub_(mean).div_(std) for t in (x, x_test))
     return StreamImages(x, torch.as_tensor(data.y_train), x_test, torch.as_tensor(data.y_test), len(data.classes))
 
@@ -166,7 +167,8 @@ def stream_task(run: StreamRun,
     "Return task `t` of a stream; it depends on problem, seed and sizes only"
     streams = Streams(run.seed).fork(run.problem)
     g = streams.fork(t).data
-    y, everything = images.y, torch.arange(len(images.y))
+    y = images.y
+    everything = torch.arange(len(images.y))
     if run.staged:
         order = _some_of(everything, run.images, streams.data)   # the same in every stage
         index = order[:max(1, round(len(order) * (t + 1) / run.tasks))]
@@ -208,7 +210,8 @@ class StreamAdam(StackAdam):
                 ):
         rates = per_member('lr', lr, stack)
         super().__init__(stack, rates, [torch.zeros_like(rates)] * stack.depth)
-        self.penalties, self.watch = penalties or {}, list(watch)
+        self.penalties = penalties or {}
+        self.watch = list(watch)
         self.seen = {m: [None] * (stack.depth - 1) for m in self.watch}   # by hidden layer: mean |activation| of units
 
     def __call__(self, i, d, u):
@@ -245,11 +248,16 @@ class MemberRecycler:
                  streams: Streams  # Fresh weights come from its `reinit` stream
                 ):
         from reinit_nb.recycle import at_most, contribution_score, least_share, over_mean  # imports fastai
-        self.run, self.m, self.stack, self.opt, self.streams = run, m, stack, opt, streams
+        self.run = run
+        self.m = m
+        self.stack = stack
+        self.opt = opt
+        self.streams = streams
         self.layers = range(stack.depth - 1)
         self.cbp = run.arm == 'CBP'
         self.rule = least_share(run.strength, run.maturity) if self.cbp else at_most(run.strength)
-        self.score, self.over_mean = contribution_score(), over_mean
+        self.score = contribution_score()
+        self.over_mean = over_mean
         units = [stack.W[i].shape[1] for i in self.layers]
         self.ages = [torch.zeros(n, dtype=torch.int32, device=stack.W[0].device) for n in units]
         self.sums = [torch.zeros(n, device=stack.W[0].device) for n in units]
@@ -312,7 +320,8 @@ def intervene_member(stack: NetworkStack,  # Changed in place
                      y: Tensor  # Labels of the new task
                     ):
     "Do to one member what its arm does between two tasks"
-    old, head = [w[m] for w in stack.W], stack.depth - 1
+    old = [w[m] for w in stack.W]
+    head = stack.depth - 1
     kept = dict(plain=head + 1, reset=0, head=head, LW=1).get(run.arm)   # layers that are not redrawn
     def draw(w): return draw_weights(w.shape, STREAM_INIT, streams.reinit, w.dtype, w.device)
     new = old
@@ -336,7 +345,9 @@ def intervene_member(stack: NetworkStack,  # Changed in place
         for tensor in (head, stack.depth + head): opt.forget(m, tensor)
 
 # %% ../../nbs/69_studies.plasticity.ipynb #057d07a1
-DORMANT_TAU, INACTIVE_TAU, FROZEN_BELOW = .025, .01, .01
+DORMANT_TAU = .025
+INACTIVE_TAU = .01
+FROZEN_BELOW = .01
 
 def unit_shares(stack: NetworkStack,
                 x: Tensor,  # datasets × examples × pixels
@@ -346,7 +357,9 @@ def unit_shares(stack: NetworkStack,
     "Measure units and accuracy of every member: train_acc, dormant, inactive, frozen"
     onehot = one_hot_targets(y, outputs, len(stack), stack.W[0].dtype)
     one = torch.ones_like(stack.b[0][:, :1])
-    activation, gradient, found = {}, {}, {}
+    activation = {}
+    gradient = {}
+    found = {}
     def note_outputs(z):
         found['train_acc'] = cpu_double(z.argmax(1) == onehot.argmax(1)).mean(1)
         return cross_entropy_gradient(z, onehot, one)
@@ -365,7 +378,7 @@ def unit_shares(stack: NetworkStack,
 
 # %% ../../nbs/69_studies.plasticity.ipynb #ad71df0e
 def _stream_key(run):
-    "What the recipes of a stack have in common"
+    "Return what the recipes of a stack have in common"
     return run.replace(arm='plain', lr=0., strength=0., seed=0, perturb=0., every=1, maturity=0)
 
 def plan_streams(recipes: Sequence[StreamRun],  # Any
@@ -472,7 +485,8 @@ def run_streams(recipes: Sequence[StreamRun],  # Recipes that fit into one stack
                ) -> list[list[dict]]:  # For each recipe, one row per task
     "Train all `recipes` at once"
     seeds, share = _check_streams(recipes)
-    first, device = recipes[0], note_device(default_device(device))
+    first = recipes[0]
+    device = note_device(default_device(device))
     images = stream_images(first.dataset, first.size)
     outputs = stream_outputs(first, images.classes)
     streams = [Streams(r.seed) for r in recipes]

@@ -89,7 +89,8 @@ def measure_cnn(learn,  # Trained
                 run: CNNRun  # What to measure
                ) -> dict:  # margin, margin_<rank>, size, noise_<sigma>, noise_loss_<sigma>, relative_noise_<share>
     "Measure margins, size of the weights, and by how much noise lowers training accuracy and raises the loss"
-    data, net = TrainingBatches(learn), learn.model
+    data = TrainingBatches(learn)
+    net = learn.model
     m = margins(net, data, data.examples).margin.to_numpy()
     smallest = m[:max(1, round(run.low * len(m)))]
     found = dict(margin=smallest.mean(), size=weight_size(net, data, seed=run.seed)['size'][0])
@@ -119,7 +120,8 @@ def steps_per_round(learn  # Trained
                    ) -> dict:  # fit_<round>
     "Count the steps that each round took to learn"
     cb = round_callback(learn)
-    below, epoch = .5 * math.log(learn.dls.c), len(learn.dls.train)
+    below = .5 * math.log(learn.dls.c)
+    epoch = len(learn.dls.train)
     return {f'fit_{r}': steps_to_fit(cb.round_losses(r), below, epoch) for r in range(1, cb.round + 1)}
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #34b38315
@@ -245,7 +247,8 @@ def matched_recipes(comparison: MatchedRuns,  # Which runs
                     steps: int  # That LW has taken
                    ) -> dict[str, CNNRun]:  # Name of the arm → recipe
     "Return the recipes of the arms: as many steps as LW, or their share of them, in whole epochs"
-    run, recipes = comparison.run, {}
+    run = comparison.run
+    recipes = {}
     for arm in comparison.arms:
         blocks = {} if arm.method == 'BL' else dict(blocks=run.method.blocks)
         recipe = match_steps(run, steps, Method(arm.method, **blocks, **arm.options))
@@ -744,7 +747,8 @@ def plot_weight_sizes(t: pd.DataFrame  # From `weight_size_ratios`
     ax = new_axes(size=(6, 2.7))
     for m in [o for o in ('restart', 'LW') if o in set(t.method)]:
         v = np.log(t[t.method == m].ratio)
-        mean, std = v.mean(), v.std()
+        mean = v.mean()
+        std = v.std()
         x = np.linspace(mean - 4 * std, mean + 4 * std, 200)
         ax.plot(np.exp(x), norm.pdf(x, mean, std), color=color_of(m), label=m)
     ax.axvline(1, c='k', lw=.8, ls=':')

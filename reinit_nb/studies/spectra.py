@@ -134,7 +134,9 @@ class WaveRun(Recipe):
 
     def _check_signals(self):
         "Refuse frequencies that cannot be seen, and a signal that is zero"
-        signal, start, length = self.signal, START_SIGNALS[self.start], self.hi - self.lo
+        signal = self.signal
+        start = START_SIGNALS[self.start]
+        length = self.hi - self.lo
         if self.watch: _check_resolved('watch', self.watch, length, _GRID, 'a grid of n')
         if start is not None and start.freqs:
             start_length = self.start_hi - self.start_lo
@@ -187,9 +189,11 @@ def _outputs(stack, run):
 def train_waves(runs: Sequence[WaveRun]  # One portion of `plan_waves`
                ) -> tuple:  # The trained stack, its outputs before, the `SignalRecord`, losses of the starts
     "Train a portion"
-    run, (stack, left) = runs[0], _start_stack(runs)
+    run = runs[0]
+    (stack, left) = _start_stack(runs)
     x = sample_points(run)
-    y, lr = torch.stack([r.signal(x) for r in runs]), [r.lr for r in runs]
+    y = torch.stack([r.signal(x) for r in runs])
+    lr = [r.lr for r in runs]
     before = _outputs(stack, run)
     probe = grid_probe(run.lo, run.hi, _GRID) if run.every else None
     record = fit_signals(stack, x, y, run.steps, lr, run.opt, run.every or run.steps, probe)
@@ -240,7 +244,8 @@ def _density(net, data, steps, seed, loss=None):
 
 def _sharpness(net, x, y, run):
     "Measure the Hessian in double precision"
-    net, data = net.double(), (x.double(), y.double())
+    net = net.double()
+    data = (x.double(), y.double())
     row = hessian_summary(net, data, run.probes, run.seed, F.mse_loss, tol=1e-3)
     return row | (_density(net, data, run.density, run.seed, F.mse_loss) if run.density else {})
 
@@ -248,7 +253,8 @@ def _sampled(g, n=256): return _as_text(g.flatten()[::len(g) // n].tolist())
 
 def _measure_member(net, run, before, after, left):
     "Return the measurements of one run that are not batched; `before`, `after`: 1 × points × 1"
-    x, y = sample_points(run), run.signal(sample_points(run))
+    x = sample_points(run)
+    y = run.signal(sample_points(run))
     target = run.signal(grid_probe(run.lo, run.hi, _GRID).points())[None]
     loss = float((net(x.float()).detach().double() - y).square().mean())
     row = dict(start_loss=left, loss=loss, error=float(_rms(after - target) / _rms(target)),
@@ -262,7 +268,8 @@ def run_waves(recipes: Sequence[WaveRun]  # One portion of `plan_waves`
     "Train and measure a portion"
     began = time.thread_time()
     stack, before, record, left = train_waves(recipes)
-    run, after = recipes[0], _outputs(stack, recipes[0])
+    run = recipes[0]
+    after = _outputs(stack, recipes[0])
     lost = [r for r, g in zip(recipes, after) if not g.isfinite().all()]
     if lost:
         raise ReinitError(f'{len(lost)} of {len(recipes)} runs diverged, the first with lr={lost[0].lr:g} and '
@@ -297,7 +304,8 @@ _DESCENT = dict(opt='sgd', lr=1e-4, settle=0)      # what the paper states for e
 def depth_runs(scale: str | None = None  # As in `core.scale`
               ) -> list[WaveRun]:
     "Return experiment 1: the two sines from eight points, by activation and depth"
-    names, depths = ('relu', 'gaussian', 'sine', 'gaussian low'), by_scale((1, 3), (2, 4, 6), (2, 4, 6, 8), scale)
+    names = ('relu', 'gaussian', 'sine', 'gaussian low')
+    depths = by_scale((1, 3), (2, 4, 6), (2, 4, 6, 8), scale)
     options = by_scale({}, {}, _DESCENT | dict(steps=100_000), scale) | dict(probes=by_scale(2, 30, 200, scale))
     settings = product(_seeds(scale), names, depths)
     return [_wave(name, scale, seed, depth, curve=seed == 0, **options) for seed, name, depth in settings]
@@ -552,7 +560,8 @@ def run_image(run: ImageRun) -> list[dict]:  # One row
     "Train on the labels of the recipe, then on the right ones, and measure"
     train, test, classes = image_data(run)
     some = train[0][:run.looked], train[1][:run.looked]
-    net, options = _image_net(run, train[0], classes), dict(epochs=run.epochs, lr=run.lr, bs=run.batch, opt=run.opt)
+    net = _image_net(run, train[0], classes)
+    options = dict(epochs=run.epochs, lr=run.lr, bs=run.batch, opt=run.opt)
     row = {f'{k}_init': v for k, v in image_spectrum(net, some[0], 0).items() if 'quantiles' not in k}
     row |= dict(start_epochs=0, start_acc=math.nan)
     if run.labels != 'none':
@@ -724,12 +733,15 @@ def rank_predictors(df: pd.DataFrame,  # One row for each run
     groups = list(d.reset_index(drop=True).groupby(group).indices.values())
     if len(groups) < 2:
         raise ReinitError(f'group={group!r}: there are {len(groups)} groups, and two or more are needed')
-    values, among, rng = d[[y, *xs]].to_numpy(dtype=float), d._among.to_numpy(), np.random.default_rng(seed)
+    values = d[[y, *xs]].to_numpy(dtype=float)
+    among = d._among.to_numpy()
+    rng = np.random.default_rng(seed)
     resampled = []
     for _ in range(n):
         i = np.concatenate([groups[k] for k in rng.integers(len(groups), size=len(groups))])
         resampled.append(_rank_correlations(values[i], among[i]))
-    resampled, rho = np.array(resampled), _rank_correlations(values, among)
+    resampled = np.array(resampled)
+    rho = _rank_correlations(values, among)
     lo, hi = np.nanquantile(resampled, (.025, .975), axis=0)
     size = np.abs(resampled)
     ahead_lo, ahead_hi = np.nanquantile(size[:, :1] - size, (.025, .975), axis=0)

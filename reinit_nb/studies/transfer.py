@@ -112,7 +112,7 @@ def change_paths(change: str,  # One of `TASK_CHANGES`
     return {k: PathRun(name, ((tasks[-1], how),), **start, **_size(scale, True)) for k, how in variants.items()}
 
 def _size(scale, pretrained=False):
-    "Number of test images and width of the network"
+    "Return the number of test images and the width of the network"
     scale = get_scale(scale)
     if scale == 'paper': return {}
     if pretrained: return dict(n_test=by_scale(100, 400, 400, scale))
@@ -244,7 +244,7 @@ RATE_SETTINGS = {    # learning rate and its decay in the two stages
 }
 
 def _two_stages(name, tasks, rates, decays, scale):
-    "A path of two stages, with the patience of Table 6"
+    "Return a path of two stages, with the patience of Table 6"
     hows = [Learn(lr=lr, decay=d, wd=wd, batch=_PAPER_BATCH, epochs=200, patience=40)
             for (lr, d), wd in zip(rates, decays)]
     if get_scale(scale) != 'paper':
@@ -298,7 +298,7 @@ def warm_start_runs(scale: str | None = None,  # As in `core.scale`
 SAMPLE_FRACTIONS = (.125, .25, .5, 1.)
 
 def _on_fraction(run, fraction, scale):
-    "The same path with a part of the images of its last task"
+    "Return the same path with a part of the images of its last task"
     *first, (task, how) = run.path
     if scale == 'laptop':
         n = round(320 * fraction)
@@ -334,7 +334,7 @@ _BLURRED_TO_SHARP = 'CIFAR-10: blurred to sharp (ResNet18)'
 _CIFAR_TO_FASHION = 'CIFAR-10 to FashionMNIST'
 
 def _with_interventions(change, wd, scale):
-    "A row of Table 6 after a first stage with another weight decay, with each of the interventions"
+    "Return a row of Table 6 after a first stage with another weight decay, with each intervention"
     runs = change_paths(change, scale)
     (task1, how1), (task2, how2) = runs['standard'].path
     variants = {k: how2.replace(before=Before(k)) for k in TRANSFER_INTERVENTIONS}
@@ -527,25 +527,26 @@ def annealed_warm_runs(scale: str | None = None,  # As in `core.scale`
 _TASK_IMAGES = dict(cifar10=10_000, cifar100=10_000, mnist=20_000, fashion_mnist=20_000)
 
 def _with_gamma(how):
-    "The same stage, with weights of normalizations set to 1 where the table says one-dimensional tensors"
+    "Return the same stage, with normalization weights set to 1 where the table says one-dimensional tensors"
     if how.before is None or how.before.one_d != 'one': return how
     return how.replace(before=how.before.replace(one_d='gamma'))
 
 def _annealed_change(change, scale):
-    "A row of Table 6, without and with the reset"
+    "Return a row of Table 6, without and with the reset"
     name, tasks, first, reset, _ = paper_row(change)
     tasks = [annealed_task(t, _TASK_IMAGES.get(t.dataset, 10_000), scale) for t in tasks]
     hows = [annealed_stage(how, epochs, 128, scale) for how, epochs in ((first, 20), (reset, 10))]
     if get_scale(scale) != 'paper':
         steps = int(.9 * tasks[0].n_train) // hows[0].batch
         hows = [how.replace(wd=exposure_decay(hows[0], steps, 6.)) for how in hows]
-    first, reset = hows[0], _with_gamma(hows[1])
+    first = hows[0]
+    reset = _with_gamma(hows[1])
     variants = dict(standard=reset.replace(before=None), reset=reset)
     return {k: SpeedRun(name, ((tasks[0], first), (tasks[1], how)), **_annealed_size(scale))
             for k, how in variants.items()}
 
 def _annealed_fine_tuning(change, scale, images=1000, epochs=6):
-    "A row of Tables 7 and 8, both arms at the rate of the arm without a reset"
+    "Return a row of Tables 7 and 8, both arms at the rate of the arm without a reset"
     name, tasks, first, reset, _ = paper_row(change)
     task = tasks[-1] if scale == 'paper' else fine_tuning_task(tasks[-1], images)
     standard = annealed_stage(first, epochs, 32, scale)
@@ -858,7 +859,9 @@ def transfer_cost(runs: Sequence[PathRun],  # Recipes
                   tflops: float = 60.  # Floating-point operations that the machine really does in a second, × 10¹²
                  ) -> pd.DataFrame:  # One row per network: stages, steps, operations, hours
     "Return an upper bound of the time that `runs` take: all epochs, shared stages once"
-    datasets, macs, work = dataset_catalog(), {}, []
+    datasets = dataset_catalog()
+    macs = {}
+    work = []
     stages = {run.upto(i + 1).hash: (run, *run.path[i]) for run in runs for i in range(len(run.path))}
     for run, task, how in stages.values():
         pixels = task.size or int(datasets.pixels[task.dataset])
@@ -933,7 +936,7 @@ def _gains_alt(df, base):
             f'Mean differences in points: {"; ".join(texts)}.')
 
 def _gains_exhibits(part, base, section):
-    "A figure and a table of differences to a variant"
+    "Return a figure and a table of differences to a variant"
     caption = f'Accuracy in percent, difference to {base} in points, frozen filters'
     return {f'{part}_gains': Figure(lambda df: plot_gains(df, base), lambda df: _gains_alt(df, base), (part,), section),
             f'{part}_table': Table(lambda df: variant_table(df, base), (part,), caption, section, folded=True)}
