@@ -337,7 +337,9 @@ def test_flatness_pairs_by_hand(tmp_path):
                  for k in ('xavier', 'normal'))
     assert pairs.error[0] == pytest.approx(100 * (high.error - low.error))
     assert pairs.top[0] == pytest.approx(math.log10(high.top / low.top))
-    assert not len(study.flatness_pairs(df, most=1e-12))
+    none = study.flatness_pairs(df, most=1e-12)
+    assert not len(none)
+    with pytest.raises(ReinitError, match='no pair'): study.flatness_map(none)
     assert set(study.flatness_map(pairs).value) == {'error', 'trace', 'top'}
 
 def test_a_few_seeds_of_lists_that_begin_at_a_hundred():

@@ -702,6 +702,7 @@ def flatness_pairs(df: pd.DataFrame,  # Results of `flatness_runs` or `minimum_r
 def flatness_map(pairs: pd.DataFrame  # From `flatness_pairs`
                 ) -> pd.DataFrame:  # a, lr, signals, value, and as `stats.summary`
     "Summarize pairs by width, rate and kind of signal, with intervals over seeds"
+    if not len(pairs): raise ReinitError('no pair of networks has learned its signal: there is nothing to map')
     by = ['a', 'lr', 'signals']
     long = pairs.melt([*by, 'seed'], ['error', 'trace', 'top'], 'value', 'difference')
     return summary(long, [*by, 'value'], 'difference')
