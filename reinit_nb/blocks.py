@@ -42,7 +42,7 @@ def _height(module):
 
 # %% ../nbs/03_blocks.ipynb #af162e10
 def _is_row(module, n):
-    "Are the children of `module` at least `n` big modules, all of one class?"
+    "Return whether the children of `module` are at least `n` big modules of one class"
     children = _children_with_parameters(module).values()
     classes = {type(child) for child in children}
     if len(children) < n or len(classes) != 1 or classes & set(CONTAINERS): return False

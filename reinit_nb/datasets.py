@@ -387,7 +387,7 @@ def available_datasets() -> list:  # Names, also of datasets in `REINIT_DATA` th
     return [name for name in dict.fromkeys([*_DATASETS, *own]) if _has_images(root, name)]
 
 def _has_images(root, name):
-    "Is it here, and not a file of weights?"
+    "Return whether it is here, and not a file of weights"
     source = dataset_source(name)
     if source != 'npz': return source is not None
     try:

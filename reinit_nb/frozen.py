@@ -171,7 +171,7 @@ def _channels_table(w, model, cutoff, bias):
 
 # %% ../nbs/43_frozen.ipynb #f2c00002
 class _PairMasks:
-    "Rows of a layer and columns of another one that reads it: which are below the cutoff?"
+    "Tell which rows of a layer, and columns of one that reads it, are below the cutoff"
     def __init__(self, w, writer, reader, small):
         self.writer, self.reader = writer, reader
         ends = w.ends[np.maximum(writer.rows, 0)].astype(int)   # rows × the channels in which they end

@@ -96,7 +96,7 @@ def _chain_to(events, calls, end, x):
     return chain if done == end + 1 else None
 
 def _is_only_link(events, end):
-    "Is the output of event `end` all that later operations use of what was before?"
+    "Return whether later operations use nothing from before event `end` but its output"
     earlier = {t for event in events[:end + 1] for t in event.outputs} | set(events[0].inputs)
     earlier -= {events[end].outputs[0]}
     return not any(t in earlier for event in events[end + 1:] if event.kind == 'op' for t in event.inputs)

@@ -107,7 +107,7 @@ class _TensorState:
         now.grad = self.grad
 
 def _has_values(tensor):
-    "Is `tensor` more than a lazy one without a shape, or a sparse one, which no layer writes to?"
+    "Return whether `tensor` has a shape and can be written to: not a lazy or sparse one"
     return not nn.parameter.is_lazy(tensor) and tensor.layout == torch.strided
 
 # %% ../nbs/02_probing.ipynb #78eee20a

@@ -326,7 +326,7 @@ def fourier_amplitudes(g: Tensor, window: str = 'hann'  # As in `windowed_fft`
 ROUNDING_FLOOR = 16.
 
 def _exceeds_rounding(g, dtype, dim=1):
-    "Where do values change by more than rounding, as computed in `dtype`?"
+    "Return where values change by more than rounding, as computed in `dtype`"
     axes = tuple(range(-dim, 0))
     variance = (g - g.mean(axes, keepdim=True)).square().mean(axes)
     return variance > (ROUNDING_FLOOR * torch.finfo(dtype).eps)**2 * g.square().mean(axes)

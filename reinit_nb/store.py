@@ -218,7 +218,7 @@ def _read_lease(path):
     except (OSError, ValueError): return {}
 
 def _is_abandoned(path, lease):
-    "Has the owner of a lease ended, or given no sign of life for long?"
+    "Return whether the owner of a lease has ended, or has given no sign of life for long"
     if lease.get('machine') == _machine_id() and os.name != 'nt':
         running = _is_running(lease)
         if running is not None: return not running
@@ -454,7 +454,7 @@ class Store:
         return len(abandoned)
 
     def _in_use(self, temporary):
-        "Could the process that made folder `temporary` still be writing to it?"
+        "Return whether the process that made folder `temporary` could still be writing to it"
         try: young = time.time() - temporary.stat().st_mtime < 3600
         except FileNotFoundError: return True   # just renamed or removed by its owner
         host, _, pid = temporary.name.removeprefix('.tmp-').rpartition('-')[0].rpartition('-')
@@ -503,7 +503,7 @@ def _read_csv(text):
     return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[''], dtype=strings)
 
 def _is_whole(text):
-    "Are all lines of a CSV there, each with all its cells?"
+    "Return whether all lines of a CSV are there, each with all its cells"
     lines = list(csv.reader(io.StringIO(text)))
     if len(lines) < 2 or not text.endswith('\n'): return False
     header, *rows = lines

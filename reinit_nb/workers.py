@@ -60,7 +60,7 @@ def save_before_stop(is_saving: Callable | None  # Called by the signal; returns
     if _Signal.installed: _Signal.is_saving = is_saving
 
 def stop_requested() -> bool:
-    "Has SIGTERM come?"
+    "Return whether SIGTERM has come"
     return _Signal.installed and _Signal.requested
 
 def raise_if_stopped():

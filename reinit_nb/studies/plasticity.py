@@ -99,7 +99,7 @@ class StreamRun(Recipe):
 
     @property
     def staged(self) -> bool:
-        "Does the data grow from stage to stage?"
+        "Return whether the data grow from stage to stage"
         return self.problem in STAGE_PROBLEMS
 
 # %% ../../nbs/69_studies.plasticity.ipynb #79a6467d
