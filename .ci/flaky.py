@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 os.environ.setdefault('REINIT_SCALE', 'smoke')
@@ -35,6 +36,18 @@ def run_seeded(job: tuple[Path, int]) -> tuple[str, int, bool, float]:
     return path.name, seed, passed, seconds
 
 
+def run_apart(job: tuple[Path, int]) -> tuple[str, int, bool, float]:
+    "Do so in a process of its own: what one notebook leaves behind must not reach the next; it may start others"
+    context = multiprocessing.get_context('fork')
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send(run_seeded(job)))
+    process.start()
+    sender.close()
+    try: return receiver.recv()
+    except EOFError: return job[0].name, job[1], False, 0.   # the process died
+    finally: process.join()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('names', nargs='*', default=['*'], help='patterns of names; all notebooks of the library')
@@ -46,9 +59,8 @@ def main():
                  if any(fnmatch.fnmatch(path.name, name) for name in args.names)]
     jobs = [(path, seed) for seed in range(args.first, args.first + args.seeds) for path in notebooks]
     start, failed = time.time(), []
-    # A process for each run: what one notebook leaves behind must not reach the next
-    with multiprocessing.get_context('fork').Pool(args.workers, maxtasksperchild=1) as pool:
-        for name, seed, passed, seconds in pool.imap_unordered(run_seeded, jobs):
+    with ThreadPool(args.workers) as pool:
+        for name, seed, passed, seconds in pool.imap_unordered(run_apart, jobs):
             print(f'{name} seed {seed}: {"passed" if passed else "FAILED"} in {seconds:.0f} s', flush=True)
             if not passed: failed.append((name, seed))
     print(f'{len(notebooks)} notebooks, {args.seeds} seeds, {len(jobs)} runs: {len(failed)} failed '
