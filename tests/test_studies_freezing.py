@@ -401,7 +401,7 @@ def test_published_runs_are_recipes_of_today(published, landscapes):
 def test_verdicts_on_the_page_follow_from_the_files():
     page = (ROOT / 'nbs/experiments/freezing.ipynb').read_text(encoding='utf-8')
     for v in (judge_by_results(f'C{i}', ROOT / 'results') for i in range(1, 12)):
-        assert f'{v.verdict} {v.id} ' in page, f'{v.id} is {v.verdict} by results/: run the experiment again'
+        assert f'**{v.id} {v.verdict}**' in page, f'{v.id} is {v.verdict} by results/: run the experiment again'
 
 def test_exhibits_can_be_made_of_the_published_results():
     import matplotlib.pyplot as plt

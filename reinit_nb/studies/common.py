@@ -249,7 +249,7 @@ def adopt_results(study: Study,  # Whose results
                   seeds: int | None = None,  # As in `Study.lists`
                   files: Sequence[str] | None = None  # Some of its files; default: all
                  ) -> dict[str, int]:  # Name of the file → records that are new in the store
-    "Take recorded runs of a study over into a store, as `Store.adopt` does"
+    "Take recorded runs of a study over into a store"
     scale = get_scale(scale)
     taken = {}
     for name in study.files if files is None else files:

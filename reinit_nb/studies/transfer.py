@@ -974,5 +974,5 @@ STUDY = Study(
         paper_resets=Table(lambda: paper_table('frozen_resets'), (), 'Tables 6 to 8 as printed', _CHANGES, folded=True),
         **_gains_exhibits('interventions', 'none', 'Seven interventions'),
         samples=Figure(plot_samples, _samples_alt, ('samples',), 'How many images a reset takes'),
-        warm=Table(_warm_table, ('judged_warm',), 'Means over seeds', 'Warm and cold starts')),
+        warm=Table(_warm_table, ('judged_warm',), 'Means over seeds, by start', 'Warm and cold starts')),
     unavailable=_is_unavailable)
