@@ -244,7 +244,6 @@ def check_ready(plans: list[RoundPlan],  # One for each round
     "Raise an error for whatever would go wrong in any of the rounds"
     changes = [plan.change for plan in plans if plan.change]
     if changes: check_weights(blocks.model, changes[0], init)
-    if callable(init): draw_fresh(blocks.model, list(drawn_weights(blocks.model))[:1], init, Streams(0))
     params = dict(blocks.model.named_parameters())
     checked = frozenset()
     for r, plan in enumerate(plans, 1):
@@ -286,9 +285,7 @@ def draw_fresh(model: nn.Module,  # Whose weights
         if not callable(init):
             fresh[n] = draw_weights(shape, init, streams.reinit).to(params[n])
             continue
-        try: w = init(shape, streams.reinit)
-        except Exception as error:
-            raise ReinitError(f'init, called as init(shape, generator) for {n}, fails: {error}') from error
+        w = init(shape, streams.reinit)
         if not isinstance(w, Tensor) or tuple(w.shape) != shape:
             got = f'shape {tuple(w.shape)}' if isinstance(w, Tensor) else f'a {type(w).__name__}'
             raise ReinitError(f'init returns {got} for {n}, and should return a tensor of shape {shape}')
