@@ -122,7 +122,7 @@ def double_equilibria() -> dict:
     import sympy as sp
     m = product_model(2)
     flow = symbolic_flow(2)
-    (first, second) = m.theta
+    first, second = m.theta
     A = m.A[0]
     s = sp.Symbol('s', positive=True)   # the square of a weight
     found = {}

@@ -190,7 +190,7 @@ def train_waves(runs: Sequence[WaveRun]  # One portion of `plan_waves`
                ) -> tuple:  # The trained stack, its outputs before, the `SignalRecord`, losses of the starts
     "Train a portion"
     run = runs[0]
-    (stack, left) = _start_stack(runs)
+    stack, left = _start_stack(runs)
     x = sample_points(run)
     y = torch.stack([r.signal(x) for r in runs])
     lr = [r.lr for r in runs]
