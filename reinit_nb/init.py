@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INITS', 'ALIASES', 'Generators', 'RESET_RULES', 'NOT_DRAWN', 'fans', 'init_name', 'stack_draws', 'draw_weights',
            'reset_rule', 'reset_rule_for', 'fill_constant', 'register_values', 'own_tensors', 'check_reset',
-           'drawn_weights', 'reset']
+           'drawn_weights', 'call_init', 'reset']
 
 # %% ../nbs/04_init.ipynb #02514830
 import inspect
@@ -315,13 +315,25 @@ def drawn_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if name in found}
 
 # %% ../nbs/04_init.ipynb #e2bd0f5c
+def call_init(init: Callable,  # `f(shape, generator)`, as in `reset`
+              shape: tuple,  # What the weights have
+              generator: torch.Generator,  # Of the draws
+              name: str  # Of the weights, for messages
+             ) -> Tensor:
+    "Return what an initializer draws, if it is a tensor of the right shape"
+    try: w = init(shape, generator)
+    except Exception as error:
+        raise ReinitError(f'init, called as init(shape, generator) for {name}, fails: {error}') from error
+    if isinstance(w, Tensor) and tuple(w.shape) == shape: return w
+    got = f'shape {tuple(w.shape)}' if isinstance(w, Tensor) else f'a {type(w).__name__}'
+    raise ReinitError(f'init returns {got} for {name}, and should return a tensor of shape {shape}')
+
 def _draw_like(p, name, init, generator):
     "Draw values for parameter `p`; a complex one gets half of the variance in each part"
     shape = tuple(p.shape)
-    w = init(shape, generator)
-    if tuple(w.shape) != shape: raise ReinitError(f'init returns {tuple(w.shape)} for {name} of shape {shape}')
+    w = call_init(init, shape, generator, name)
     if not p.is_complex() or w.is_complex(): return w
-    return torch.complex(w, init(shape, generator)) / 2**.5
+    return torch.complex(w, call_init(init, shape, generator, name)) / 2**.5
 
 @torch.no_grad()
 def _redraw(plan, init, streams):

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from .blocks import NORM_NAME, Block, Blocks, blocks
 from .core import ReinitError, Streams, as_streams, check_choice, check_number, new_axes, unknown_message
 from .fixed_norm import FixedNorm, add_norms, remove_norm
-from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_weights, drawn_weights, init_name, reset
+from .init import (
+    NOT_DRAWN, RESET_RULES, call_init, check_reset, draw_weights, drawn_weights, init_name, reset)
 from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model
 from .reinit import norm_of, output_stats
 
@@ -237,6 +238,19 @@ def check_weights(model: nn.Module,  # Whose weights
                   'only parameters called weight count as weights of a layer', stacklevel=2)
 
 # %% ../nbs/21_rounds.ipynb #a9c79502
+def check_initializer(init: Callable,  # As in `reset`
+                      plans: list[RoundPlan],  # One for each round
+                      params: dict  # Parameters by name
+                     ):
+    "Raise an error if an initializer fails for the first weight that will be drawn"
+    try: trial = copy.deepcopy(init)   # it may count its calls
+    except Exception: return           # and then it is called in its round only
+    for plan in plans:
+        for n, word in plan.actions(params).items():
+            if word in ('redrawn', 'masked', 'shrunk') and params[n].ndim > 1:
+                call_init(trial, tuple(params[n].shape), Streams(0).reinit, n)
+                return
+
 def check_ready(plans: list[RoundPlan],  # One for each round
                 blocks: Blocks,  # Of the model
                 init  # As in `reset`
@@ -245,6 +259,7 @@ def check_ready(plans: list[RoundPlan],  # One for each round
     changes = [plan.change for plan in plans if plan.change]
     if changes: check_weights(blocks.model, changes[0], init)
     params = dict(blocks.model.named_parameters())
+    if callable(init): check_initializer(init, plans, params)
     checked = frozenset()
     for r, plan in enumerate(plans, 1):
         if not plan.reset <= checked:
@@ -285,11 +300,7 @@ def draw_fresh(model: nn.Module,  # Whose weights
         if not callable(init):
             fresh[n] = draw_weights(shape, init, streams.reinit).to(params[n])
             continue
-        w = init(shape, streams.reinit)
-        if not isinstance(w, Tensor) or tuple(w.shape) != shape:
-            got = f'shape {tuple(w.shape)}' if isinstance(w, Tensor) else f'a {type(w).__name__}'
-            raise ReinitError(f'init returns {got} for {n}, and should return a tensor of shape {shape}')
-        fresh[n] = w.to(params[n])
+        fresh[n] = call_init(init, shape, streams.reinit, n).to(params[n])
     return fresh
 
 # %% ../nbs/21_rounds.ipynb #36935110

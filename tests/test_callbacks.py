@@ -972,6 +972,28 @@ def test_wrong_initializers_are_named(name, init):
     said = 'init returns .* for block1.conv.weight, and should return a tensor of shape'
     with pytest.raises(ReinitError, match=said): learn.fit(2, .05, cbs=cb)
     assert learn._grab_cbs(RoundCallback) == []
+    assert learn.recorder.losses == []   # before the first batch
+
+@pytest.mark.parametrize('name', ['WELS', 'DSD', 'shrink', 'LW', 'FC'])
+def test_initializers_that_fail_are_named(name):
+    learn = digits()
+    said = r'^init, called as init\(shape, generator\) for \S+.weight, fails: .* argument'
+    cb = baselines.METHODS[name](init=lambda shape: shape)
+    with pytest.raises(ReinitError, match=said): learn.fit(8, .05, cbs=cb)
+    assert learn.recorder.losses == []
+
+class CountedInit:
+    "An initializer with a state"
+    def __init__(self): self.calls = 0
+    def __call__(self, shape, generator):
+        self.calls += 1
+        return torch.zeros(shape)
+
+def test_an_initializer_is_tried_on_a_copy():
+    learn = digits()
+    init = CountedInit()
+    learn.fit(2, .05, cbs=baselines.WELSCallback(init=init, rounds=2))
+    assert init.calls == len(drawn_weights(learn.model))   # one round begins with draws
 
 # ---------------------------------------------------------------- files
 
