@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INITS', 'ALIASES', 'Generators', 'RESET_RULES', 'NOT_DRAWN', 'fans', 'init_name', 'stack_draws', 'draw_weights',
            'reset_rule', 'reset_rule_for', 'fill_constant', 'register_values', 'own_tensors', 'check_reset',
-           'drawn_weights', 'call_init', 'reset']
+           'drawn_weights', 'draw_like', 'reset']
 
 # %% ../nbs/04_init.ipynb #02514830
 import inspect
@@ -42,7 +42,8 @@ ALIASES = {'glorot': 'glorot_uniform', 'xavier': 'glorot_uniform', 'he': 'he_nor
 
 def init_name(init: str) -> str:  # A key of `INITS`
     "Check the name of an initializer; `glorot` and `he` are short for the papers' own variants"
-    if init not in INITS and init not in ALIASES: raise ReinitError(unknown_message('init', init, [*INITS, *ALIASES]))
+    known = [*INITS, *ALIASES]
+    if not isinstance(init, str) or init not in known: raise ReinitError(unknown_message('init', init, known))
     return ALIASES.get(init, init)
 
 # %% ../nbs/04_init.ipynb #873757da
@@ -315,25 +316,30 @@ def drawn_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if name in found}
 
 # %% ../nbs/04_init.ipynb #e2bd0f5c
-def call_init(init: Callable,  # `f(shape, generator)`, as in `reset`
-              shape: tuple,  # What the weights have
-              generator: torch.Generator,  # Of the draws
-              name: str  # Of the weights, for messages
-             ) -> Tensor:
-    "Return what an initializer draws, if it is a tensor of the right shape"
+def _call_init(init, shape, generator, name):
+    "Return what a user's initializer draws, if it is a finite tensor of the right shape"
     try: w = init(shape, generator)
     except Exception as error:
         raise ReinitError(f'init, called as init(shape, generator) for {name}, fails: {error}') from error
-    if isinstance(w, Tensor) and tuple(w.shape) == shape: return w
-    got = f'shape {tuple(w.shape)}' if isinstance(w, Tensor) else f'a {type(w).__name__}'
-    raise ReinitError(f'init returns {got} for {name}, and should return a tensor of shape {shape}')
+    if not isinstance(w, Tensor): got = f'a {type(w).__name__}'
+    elif tuple(w.shape) != shape: got = f'shape {tuple(w.shape)}'
+    elif not w.isfinite().all(): got = 'NaN or infinity'
+    else: return w
+    raise ReinitError(f'init returns {got} for {name}, and should return a finite tensor of shape {shape}')
 
-def _draw_like(p, name, init, generator):
-    "Draw values for parameter `p`; a complex one gets half of the variance in each part"
+def draw_like(p: Tensor,  # A weight
+              init: str | Callable,  # A name of `INITS`, or `f(shape, generator)`
+              generator: torch.Generator,  # Of the draws
+              name: str  # Of the weight, for messages
+             ) -> Tensor:  # Of its shape
+    "Draw values for a weight and check them; a complex one gets half of the variance in each part"
     shape = tuple(p.shape)
-    w = call_init(init, shape, generator, name)
+    def draw():
+        if callable(init): return _call_init(init, shape, generator, name)
+        return draw_weights(shape, init, generator)
+    w = draw()
     if not p.is_complex() or w.is_complex(): return w
-    return torch.complex(w, call_init(init, shape, generator, name)) / 2**.5
+    return torch.complex(w, draw()) / 2**.5
 
 @torch.no_grad()
 def _redraw(plan, init, streams):
@@ -342,7 +348,7 @@ def _redraw(plan, init, streams):
         weights = _own_weights(module)
         for k, p in weights.items():
             name = join_names(module_name, k)
-            p.copy_(_draw_like(p, name, init, streams.fork(name).reinit))
+            p.copy_(draw_like(p, init, streams.fork(name).reinit, name))
         for k, p in module._parameters.items():
             if weights and p is not None and 'bias' in k: nn.init.zeros_(p)
 
@@ -354,10 +360,7 @@ def reset(module: nn.Module,  # A model, or a part of one
           only: Callable | None = None  # Reset a module below only if `only(name)` is true
          ) -> nn.Module:  # The same, changed in place
     "Give every parameter and buffer under `module` its initial value again"
-    draw = init
-    if isinstance(init, str) and init != 'default':
-        kind = init_name(init)
-        def draw(shape, g): return draw_weights(shape, kind, g)
+    if init != 'default' and not callable(init): init_name(init)
     streams = as_streams(streams)
     plan = _plan_reset(module, name, only)
     old = [(t, t.detach().clone()) for _, m, _ in plan for t in own_tensors(m).values()]
@@ -365,7 +368,7 @@ def reset(module: nn.Module,  # A model, or a part of one
     try:
         for below, m, rule in plan:
             with _seeded(fresh.fork(below), m): _apply_rule(join_names(name, below), m, rule)
-        if callable(draw): _redraw(plan, draw, fresh)
+        if init != 'default': _redraw(plan, init, fresh)
     except Exception:
         with torch.no_grad():
             for t, values in old: t.copy_(values)

@@ -153,7 +153,7 @@ def rescale(w: Tensor,  # Weights
            ) -> Tensor:  # The same direction
     "Give `w` the norm it had at initialization (lines 5–9 of Algorithm 1)"
     now = norm_of(w, lead)
-    norm = torch.as_tensor(norm, dtype=w.dtype, device=w.device)
+    norm = torch.as_tensor(norm, dtype=now.dtype, device=w.device)
     bad = ~torch.isfinite(now) | ((now == 0) & (norm != 0))
     if bad.any():
         value = now[bad].flatten()[0].item()
@@ -180,7 +180,7 @@ def layerwise_weights(ws: Sequence[Tensor],  # Weights, one for each layer, the 
 def _rescale_nonzero(w, norm, lead):
     "Rescale the models whose weight is finite and not zero, now and at first; the others stay as they are"
     now = norm_of(w, lead)
-    norm = torch.as_tensor(norm, dtype=w.dtype, device=w.device)
+    norm = torch.as_tensor(norm, dtype=now.dtype, device=w.device)
     live = torch.isfinite(now) & (now > 0) & (norm > 0) & (now != norm)
     factor = torch.where(live, norm / now, 1.)
     return w * factor.view(*factor.shape, *[1] * (w.ndim - lead))

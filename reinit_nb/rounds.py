@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from .blocks import NORM_NAME, Block, Blocks, blocks
 from .core import ReinitError, Streams, as_streams, check_choice, check_number, new_axes, unknown_message
 from .fixed_norm import FixedNorm, add_norms, remove_norm
-from .init import (
-    NOT_DRAWN, RESET_RULES, call_init, check_reset, draw_weights, drawn_weights, init_name, reset)
+from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_like, drawn_weights, init_name, reset
 from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model
 from .reinit import norm_of, output_stats
 
@@ -248,7 +247,7 @@ def check_initializer(init: Callable,  # As in `reset`
     for plan in plans:
         for n, word in plan.actions(params).items():
             if word in ('redrawn', 'masked', 'shrunk') and params[n].ndim > 1:
-                call_init(trial, tuple(params[n].shape), Streams(0).reinit, n)
+                draw_like(params[n], trial, Streams(0).reinit, n)
                 return
 
 def check_ready(plans: list[RoundPlan],  # One for each round
@@ -294,14 +293,7 @@ def draw_fresh(model: nn.Module,  # Whose weights
     if init == 'default':
         new = dict(reset(copy.deepcopy(model), init, streams).named_parameters())
         return {n: new[n].detach() for n in names}
-    fresh = {}
-    for n in names:
-        shape = tuple(params[n].shape)
-        if not callable(init):
-            fresh[n] = draw_weights(shape, init, streams.reinit).to(params[n])
-            continue
-        fresh[n] = call_init(init, shape, streams.reinit, n).to(params[n])
-    return fresh
+    return {n: draw_like(params[n], init, streams.reinit, n).to(params[n]) for n in names}
 
 # %% ../nbs/21_rounds.ipynb #36935110
 class _OutputSeen(Exception): "The input of the norm is known: nothing above it has to be computed"
@@ -404,8 +396,10 @@ def check_calls(blocks: Blocks,  # Of a model
         outputs = calls.get(block, [])
         if not outputs: why = 'it is not called in a forward pass'
         elif len(outputs) > 1: why = f'it is called {len(outputs)} times in a forward pass'
-        elif isinstance(outputs[0], Tensor): continue
-        else: why = f'it returns a {type(outputs[0]).__name__}, and should return a tensor'
+        elif not isinstance(outputs[0], Tensor):
+            why = f'it returns a {type(outputs[0]).__name__}, and should return a tensor'
+        elif outputs[0].is_complex(): why = 'its output is complex'
+        else: continue
         raise ReinitError(f'block {block!r} cannot be normalized: {why}. Name other blocks, or use normalize=False')
 
 # %% ../nbs/21_rounds.ipynb #6ba6eb5c

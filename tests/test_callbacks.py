@@ -962,15 +962,22 @@ def test_messages_of_rounds_until_convergence_are_ours():
     with pytest.raises(ReinitError, match=r"^monitor='valid_los' is not known"):
         digits().fit_rounds(2, LayerwiseCallback(), monitor='valid_los')
 
-WRONG_INITS = {'shape': lambda shape, gen: torch.zeros(3), 'type': lambda shape, gen: 1.}
+WRONG_INITS = {'shape': lambda shape, gen: torch.zeros(3), 'a float': lambda shape, gen: 1.,
+               'a ndarray': lambda shape, gen: np.zeros(shape),
+               'NaN or infinity': lambda shape, gen: torch.full(shape, math.nan)}
 
-@pytest.mark.parametrize('init', WRONG_INITS.values(), ids=WRONG_INITS)
-@pytest.mark.parametrize('name', ['WELS', 'WELSR', 'KELS', 'DSD', 'shrink'])
-def test_wrong_initializers_are_named(name, init):
+def two_rounds(method, **kw):
+    "A callback of any method, with few rounds"
+    lengths = {'LW': {}, 'DenseSparseDense': {}, 'LLF': dict(layer='1', rounds=2)}
+    return baselines.METHODS[method](**lengths.get(method, dict(rounds=2)), **kw)
+
+@pytest.mark.parametrize('got', WRONG_INITS)
+@pytest.mark.parametrize('name', ['WELS', 'WELSR', 'KELS', 'DSD', 'shrink', 'LW', 'FC'])
+def test_wrong_initializers_are_named(name, got):
     learn = digits()
-    cb = baselines.METHODS[name](init=init, rounds=2)
-    said = 'init returns .* for block1.conv.weight, and should return a tensor of shape'
-    with pytest.raises(ReinitError, match=said): learn.fit(2, .05, cbs=cb)
+    cb = two_rounds(name, init=WRONG_INITS[got])
+    said = rf'^init returns {got}.* for \S+.weight, and should return a finite tensor of shape'
+    with pytest.raises(ReinitError, match=said): learn.fit(8, .05, cbs=cb)
     assert learn._grab_cbs(RoundCallback) == []
     assert learn.recorder.losses == []   # before the first batch
 
@@ -994,6 +1001,39 @@ def test_an_initializer_is_tried_on_a_copy():
     init = CountedInit()
     learn.fit(2, .05, cbs=baselines.WELSCallback(init=init, rounds=2))
     assert init.calls == len(drawn_weights(learn.model))   # one round begins with draws
+
+class ComplexLinear(nn.Linear):
+    "Complex weights, and an output that is real or complex"
+    def __init__(self, n_in, n_out, real=True):
+        super().__init__(n_in, n_out, dtype=torch.complex64)
+        self.real = real
+
+    def forward(self, x):
+        z = super().forward(x.to(torch.complex64))
+        return z.abs() if self.real else z
+
+class Real(nn.Module):
+    def forward(self, z): return z.abs()
+
+@pytest.mark.parametrize('method', baselines.METHODS)
+def test_complex_weights_stay_complex_with_every_method(method):
+    "Both parts of a fresh weight are drawn, or the weights are zero; norms are real"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Flatten(), ComplexLinear(64, 40)), nn.Sequential(ComplexLinear(40, 40)),
+                          nn.Linear(40, 10))
+    learn = tiny(loaders(4, 1), model)
+    learn.fit(6, .01, cbs=two_rounds(method))
+    for name, p in model.named_parameters():
+        if p.is_complex() and p.ndim == 2:
+            assert p.isfinite().all(), name
+            assert ((p.real == 0) == (p.imag == 0)).all(), name
+
+def test_blocks_with_a_complex_output_are_refused():
+    first = nn.Sequential(nn.Flatten(), ComplexLinear(64, 8, real=False))
+    learn = tiny(loaders(4, 1), nn.Sequential(first, nn.Sequential(Real(), nn.Linear(8, 8)), nn.Linear(8, 10)))
+    with pytest.raises(ReinitError, match="^block '0' cannot be normalized: its output is complex"):
+        learn.fit(4, .01, cbs=LayerwiseCallback(blocks=['0', '1']))
+    assert learn.recorder.losses == []
 
 # ---------------------------------------------------------------- files
 
