@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['pack', 'unpack', 'get_attributes', 'set_attributes', 'rng_state', 'set_rng_state', 'loader_state', 'set_loader_state',
-           'run_facts', 'check_same_run', 'insert_saved_norms', 'learner_state', 'set_learner_state', 'save_checked',
-           'load_checked', 'check_writable', 'write_checkpoint', 'read_checkpoint', 'CheckpointCallback']
+           'run_facts', 'check_same_run', 'insert_saved_norms', 'learner_state', 'set_learner_state', 'first_words',
+           'save_checked', 'load_checked', 'check_writable', 'write_checkpoint', 'read_checkpoint',
+           'CheckpointCallback']
 
 # %% ../nbs/27_checkpoint.ipynb #d1a0c0c3
 import glob
 import hashlib
 import io
+import os
 import pickle
 import random
 import tempfile
@@ -325,6 +327,10 @@ def _check_checksum(data):
     if _with_checksum(plain) != data: raise ValueError('its checksum is wrong')
     return plain
 
+def first_words(error: Exception) -> str:
+    "Return the first sentence of an error's message"
+    return str(error).partition('. ')[0].splitlines()[0] if str(error) else type(error).__name__
+
 def save_checked(file: Path,  # Where to
                  state: dict,  # Plain values, as from `pack`
                  kind: str  # What it is
@@ -348,8 +354,7 @@ def load_checked(file,  # From `save_checked`
         foreign = not isinstance(state, dict) or state.get('format') != kind
         if not foreign: _check_checksum(data)
     except _BAD_FILE as e:
-        why = str(e).partition('. ')[0].splitlines()[0] if str(e) else type(e).__name__
-        raise ReinitError(f'{file} is damaged, cut short, or no {kind} ({why}): {hint}') from e
+        raise ReinitError(f'{file} is damaged, cut short, or no {kind} ({first_words(e)}): {hint}') from e
     if foreign: raise ReinitError(f'{file} is not a {kind}: {hint}')
     return state
 
@@ -485,6 +490,26 @@ _ROUNDS_FORMAT = 'state of rounds'
 _IN_FASTAI_FILES = [L, np.float64(0).__reduce__()[0], np.dtype, *(getattr(np.dtypes, k) for k in np.dtypes.__all__)]
 
 def _rounds_file(path): return Path(path).with_suffix('.rounds.pth')
+def _file_hash(path): return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+def _read_weights(path):
+    "Read what `Learner.save` wrote, or raise an error that says what is wrong with the file"
+    try:
+        with torch.serialization.safe_globals(_IN_FASTAI_FILES):
+            saved = torch.load(path, map_location='cpu', weights_only=True)
+    except FileNotFoundError: raise ReinitError(f'there is no file {path}') from None
+    except (*_BAD_FILE, AssertionError) as e:
+        raise ReinitError(f'{path} is damaged, cut short, or holds no weights: restore it ({first_words(e)})') from e
+    if isinstance(saved, dict): return saved
+    raise ReinitError(f'{path} holds a {type(saved).__name__}, and should hold weights by name, as from learn.save')
+
+def _read_rounds(path):
+    "Read the states of rounds that belong to a file of weights, if there are any"
+    if not _rounds_file(path).exists(): return []
+    state = load_checked(_rounds_file(path), _ROUNDS_FORMAT, hint='delete it to load the weights alone')
+    if state['weights'] == _file_hash(path): return state['rounds']
+    raise ReinitError(f'{path} is damaged, or was replaced after save_rounds: restore it, or delete '
+                      f'{_rounds_file(path).name} to load it as it is')
 
 @patch
 def save_rounds(self: Learner,
@@ -492,11 +517,16 @@ def save_rounds(self: Learner,
                 **kwargs  # As in `Learner.save`
                ):  # Path of the weights
     "Save weights, optimizer and the state of the rounds"
-    path = self.save(file, **kwargs)
-    if rank_distrib(): return path   # like the weights, by one process
-    begun = [cb for cb in self._grab_cbs(RoundCallback) if cb.round]
-    _rounds_file(path).unlink(missing_ok=True)   # it belonged to other weights
-    for cb in begun: save_checked(_rounds_file(path), cb.state_dict(), _ROUNDS_FORMAT)
+    path = join_path_file(file, self.path / self.model_dir, ext='.pth')
+    if rank_distrib(): return path   # one process writes
+    rounds = [cb.state_dict() for cb in self._grab_cbs(RoundCallback) if cb.round]
+    written = path.with_name(f'.tmp-{os.getpid()}-{path.name}')
+    try:
+        self.save(written.with_suffix(''), **kwargs)
+        state = dict(weights=_file_hash(written), rounds=rounds)
+        written.replace(path)
+    finally: written.unlink(missing_ok=True)
+    save_checked(_rounds_file(path), state, _ROUNDS_FORMAT)
     return path
 
 @patch
@@ -507,16 +537,16 @@ def load_rounds(self: Learner,
                ) -> Learner:  # The same
     "Load weights and optimizer, with LW's norms, and give the state of the rounds to a callback that has not begun"
     path = join_path_file(file, self.path / self.model_dir, ext='.pth')
-    with torch.serialization.safe_globals(_IN_FASTAI_FILES):
-        saved = torch.load(path, map_location='cpu', weights_only=True)
+    saved = _read_weights(path)
+    states = _read_rounds(path)
     insert_saved_norms(unwrap_model(self.model), saved['model'] if saved.keys() == {'model', 'opt'} else saved)
     self.load(file, device=device, **kwargs)
-    if not _rounds_file(path).exists(): return self
-    state = load_checked(_rounds_file(path), _ROUNDS_FORMAT, hint='delete it to load the weights alone')
     for cb in self._grab_cbs(RoundCallback):
-        if cb.round: continue
-        if (state['kind'], state['arguments']) == (type(cb).__name__, cb.arguments()): cb.load_state_dict(state)
+        if cb.round or not states: continue
+        mine = [s for s in states if (s['kind'], s['arguments']) == (type(cb).__name__, cb.arguments())]
+        if mine: cb.load_state_dict(mine[0])
         else:
-            warnings.warn(f'{path} was saved with a {state["kind"]} of other arguments: '
+            kinds = ' and a '.join(s['kind'] for s in states)
+            warnings.warn(f'{path} was saved with a {kinds} of other arguments: '
                           f'this {type(cb).__name__} begins with round 1', stacklevel=2)
     return self

@@ -1063,6 +1063,48 @@ def test_foreign_files_are_refused(saved, content):
     with pytest.raises(ReinitError, match='m.rounds.pth is .*state of rounds.*delete it to load the weights alone'):
         learn.load_rounds('m')
 
+def test_flipped_bytes_of_weights(saved):
+    learn, file = saved
+    weights = file.with_name('m.pth')
+    data = weights.read_bytes()
+    before = learn.model.state_dict()
+    for at in range(10, len(data) - 2, len(data) // 40):
+        flipped = bytearray(data)
+        flipped[at] ^= 1
+        flipped[at + 1] ^= 1
+        weights.write_bytes(flipped)
+        with pytest.raises(ReinitError, match='m.pth'): learn.load_rounds('m')
+    assert all(torch.equal(v, before[k]) for k, v in learn.model.state_dict().items())
+
+@pytest.mark.parametrize('content', [b'', b'something else', None, [1, 2]], ids=str)
+def test_files_without_weights_are_refused(saved, content):
+    learn, file = saved
+    weights = file.with_name('m.pth')
+    file.unlink()
+    if content is None: weights.unlink()
+    elif isinstance(content, bytes): weights.write_bytes(content)
+    else: torch.save(content, weights)
+    with pytest.raises(ReinitError, match='m.pth'): learn.load_rounds('m')
+
+def test_weights_that_were_replaced_are_refused(saved):
+    learn, file = saved
+    learn.fit(2, .1)
+    learn.save('m')
+    with pytest.raises(ReinitError, match='replaced after save_rounds.*delete m.rounds.pth'): learn.load_rounds('m')
+    file.unlink()
+    learn.load_rounds('m')
+
+def test_saving_that_fails_leaves_the_old_files(saved):
+    learn, file = saved
+    learn.model.register_buffer('hook', torch.zeros(1))
+    class Stop(KeyboardInterrupt): pass
+    def fail(*args): raise Stop
+    learn.model.state_dict = fail
+    with pytest.raises(Stop): learn.save_rounds('m')
+    del learn.model.state_dict, learn.model.hook
+    learn.load_rounds('m')
+    assert sorted(f.name for f in file.parent.iterdir()) == ['m.pth', 'm.rounds.pth']
+
 def test_flipped_bytes_of_a_checkpoint(tmp_path):
     learn = tiny(loaders(2, 2))
     learn.fit(1, .1, cbs=CheckpointCallback(tmp_path / 'run.pth'))
