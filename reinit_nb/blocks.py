@@ -143,7 +143,7 @@ def select_modules(model: nn.Module,
     "Return the outermost modules that `spec` means"
     modules = {name: module for name, module in model.named_modules(remove_duplicate=False)
                if name and NORM_NAME not in name.split('.')}
-    if callable(spec):
+    if callable(spec) and not isinstance(spec, nn.Module):
         found = [name for name, module in modules.items() if spec(name, module)]
         if not found:
             raise ReinitError(f'spec is false for all {len(modules)} modules of {type(model).__name__}, '

@@ -190,6 +190,8 @@ def schedule_steps(schedule,  # As in `check_schedule`
                   ) -> list[int]:  # Batches before each change
     "Return the batch at which each change happens"
     whens = [when for when, _ in check_schedule(schedule)]
+    check_number('epochs', n_epoch, 1, integer=True)
+    if not n_iter: raise ReinitError('the training data has no batches: an empty loader cannot be trained on')
     total = n_epoch * n_iter
     if _in_epochs(whens): steps = [when * n_iter for when in whens]
     else: steps = [int(when * total + .5) for when in whens]

@@ -66,8 +66,8 @@ def _part_norms(part, model, parameters, bias):
     w = _weight_values(model, parameters, part.weight)
     b = _weight_values(model, parameters, part.bias) if part.bias and bias else None
     for path, values in ((part.weight, w), (part.bias, b)):
-        if values is not None and values.isnan().any():
-            raise ReinitError(f'{path} holds NaN, so nothing can be counted: has training diverged?')
+        if values is not None and not values.isfinite().all():
+            raise ReinitError(f'{path} holds NaN or infinity, so nothing can be counted: has training diverged?')
     if part.norm:
         entries = (w.abs() if b is None else torch.hypot(w, b)).float().cpu().numpy()
         return entries, entries

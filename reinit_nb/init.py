@@ -223,6 +223,7 @@ def _check_plain_weights(name, module):
     "Raise an error if a weight of `module` is computed from other parameters"
     hooks = [type(hook).__name__ for hook in module._forward_pre_hooks.values()]
     if 'WeightNorm' in hooks: how = 'torch.nn.utils.remove_weight_norm(module)'
+    elif 'SpectralNorm' in hooks: how = 'torch.nn.utils.remove_spectral_norm(module)'
     elif nn.utils.parametrize.is_parametrized(module):
         how = f'torch.nn.utils.parametrize.remove_parametrizations(module, {list(module.parametrizations)[0]!r})'
     else: return
@@ -255,8 +256,11 @@ def check_reset(module: nn.Module,  # A model, or a part of one
                 name: str = '',  # Of `module`, for messages
                 only: Callable | None = None  # As in `reset`
                ):
-    "Raise the error that `reset` would raise for a module without a rule, and change nothing"
-    _plan_reset(module, name, only)
+    "Raise the error that `reset` would raise for a rule that is missing or incomplete, and change nothing"
+    plan = _plan_reset(module, name, only)
+    with preserve_rng(), preserve_model(module):
+        for below, m, rule in plan:
+            with _seeded(Streams(0), m): _apply_rule(join_names(name, below), m, rule)
 
 # %% ../nbs/04_init.ipynb #7d91f302
 @contextmanager
@@ -316,7 +320,7 @@ def drawn_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if name in found}
 
 # %% ../nbs/04_init.ipynb #e2bd0f5c
-def _call_init(init, shape, generator, name):
+def _call_init(init, shape, generator, name, dtype):
     "Return what a user's initializer draws, if it is a finite tensor of the right shape"
     try: w = init(shape, generator)
     except Exception as error:
@@ -324,6 +328,7 @@ def _call_init(init, shape, generator, name):
     if not isinstance(w, Tensor): got = f'a {type(w).__name__}'
     elif tuple(w.shape) != shape: got = f'shape {tuple(w.shape)}'
     elif not w.isfinite().all(): got = 'NaN or infinity'
+    elif w.is_complex() and not dtype.is_complex: got = 'complex values'
     else: return w
     raise ReinitError(f'init returns {got} for {name}, and should return a finite tensor of shape {shape}')
 
@@ -335,7 +340,7 @@ def draw_like(p: Tensor,  # A weight
     "Draw values for a weight and check them; a complex one gets half of the variance in each part"
     shape = tuple(p.shape)
     def draw():
-        if callable(init): return _call_init(init, shape, generator, name)
+        if callable(init): return _call_init(init, shape, generator, name, p.dtype)
         return draw_weights(shape, init, generator)
     w = draw()
     if not p.is_complex() or w.is_complex(): return w
@@ -369,7 +374,7 @@ def reset(module: nn.Module,  # A model, or a part of one
         for below, m, rule in plan:
             with _seeded(fresh.fork(below), m): _apply_rule(join_names(name, below), m, rule)
         if init != 'default': _redraw(plan, init, fresh)
-    except Exception:
+    except BaseException:
         with torch.no_grad():
             for t, values in old: t.copy_(values)
         raise

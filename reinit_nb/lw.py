@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fastcore.basics import store_attr
 
-from .core import ReinitError, check_number
+from .core import ReinitError, check_flags, check_number
 from .reinit import layerwise_weights, lw_schedule, norm_of
 from .rounds import RoundCallback, RoundPlan, modules_of
 
@@ -35,6 +35,7 @@ class LayerwiseCallback(RoundCallback):
         super().__init__(None, steps_per_round, blocks, init, opt_state, restart, seed)
         store_attr('n_iter,rescale,normalize,reinit,freeze')
         check_number('n_iter', n_iter, 1, integer=True)
+        check_flags(rescale=rescale, normalize=normalize, reinit=reinit, freeze=freeze)
 
     def n_rounds(self, blocks): return len(blocks) * self.n_iter
 

@@ -28,7 +28,8 @@ from fastcore.basics import patch, store_attr
 from torch import Tensor, nn
 
 from .blocks import NORM_NAME, Block, Blocks, blocks
-from .core import ReinitError, Streams, as_streams, check_choice, check_number, new_axes, unknown_message
+from .core import (
+    ReinitError, Streams, as_streams, check_choice, check_flags, check_number, new_axes, unknown_message)
 from .fixed_norm import FixedNorm, add_norms, remove_norm
 from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_like, drawn_weights, init_name, reset
 from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model
@@ -375,27 +376,38 @@ def write_norm(blocks: Blocks,  # Of a model
     norm.sigma.fill_(sigma)
 
 # %% ../nbs/21_rounds.ipynb #320305f0
+def _block_outputs(blocks, xb, training):
+    "Return the outputs of every block that is called for a batch, in order of the first calls"
+    calls = {}
+    model = blocks.model
+    modules = dict(model.named_modules(remove_duplicate=False))
+    modes = {m: m.training for m in model.modules()}
+    what = f'{type(model).__name__} does not run on a batch in {"training" if training else "evaluation"} mode'
+    def note(block): return lambda m, args, out: calls.setdefault(block, []).append(out)
+    with probe_model(model, weights=False), explain_failure(what):
+        for part in blocks.parts:
+            if part.modules: modules[part.last].register_forward_hook(note(part.name))
+        if training:
+            for m, mode in modes.items(): m.training = mode
+        model(*[x.as_subclass(Tensor) if isinstance(x, Tensor) else x for x in xb])
+    return calls
+
 def check_calls(blocks: Blocks,  # Of a model
                 xb: tuple,  # A batch
                 normalized: Iterable[str] = ()  # Blocks that get a norm
                ):
     "Raise an error if blocks are called in another order than the model holds them, or cannot be normalized"
-    calls = {}
-    modules = dict(blocks.model.named_modules(remove_duplicate=False))
-    def note(block): return lambda m, args, out: calls.setdefault(block, []).append(out)
-    what = f'{type(blocks.model).__name__} does not run on a batch in evaluation mode'
-    with probe_model(blocks.model, weights=False), explain_failure(what):
-        for part in blocks.parts:
-            if part.modules: modules[part.last].register_forward_hook(note(part.name))
-        blocks.model(*[x.as_subclass(Tensor) if isinstance(x, Tensor) else x for x in xb])
+    calls = _block_outputs(blocks, xb, training=False)
     in_order = [part.name for part in blocks.parts if part.name in calls]
     if list(calls) != in_order:
         raise ReinitError(f'the blocks are called in another order than the model holds them, {", ".join(calls)}: '
                           'give blocks=blocks(model, x=batch)')
+    in_training = _block_outputs(blocks, xb, training=True) if normalized and blocks.model.training else {}
     for block in normalized:
         outputs = calls.get(block, [])
+        times = max(len(outputs), len(in_training.get(block, [])))
         if not outputs: why = 'it is not called in a forward pass'
-        elif len(outputs) > 1: why = f'it is called {len(outputs)} times in a forward pass'
+        elif times > 1: why = f'it is called {times} times in a forward pass'
         elif not isinstance(outputs[0], Tensor):
             why = f'it returns a {type(outputs[0]).__name__}, and should return a tensor'
         elif outputs[0].is_complex(): why = 'its output is complex'
@@ -445,6 +457,7 @@ class RoundMethod(FitCallback):
         if rounds is not None: check_number('rounds', rounds, 1, integer=True)
         if steps_per_round is not None: check_number('steps_per_round', steps_per_round, 1, integer=True)
         check_choice('opt_state', opt_state, OPT_STATES)
+        check_flags(restart=restart)
         if init != 'default' and not callable(init): init_name(init)
         self.streams = Streams(seed)
         self.memory = {}   # tensors by name that a method keeps from round to round; saved with the state
@@ -619,7 +632,7 @@ class RoundCallback(RoundMethod):
         self._close_round()
         try:
             if r >= self.first_round: self._intervene(r)
-        except Exception:
+        except BaseException:
             for host in added: remove_norm(host)
             raise
         self.round = r

@@ -108,6 +108,8 @@ def _find_damage(text, recipe):
         if canonical_json(record['recipe']) != canonical_json(recipe.to_dict()):
             return 'it belongs to another recipe', None
         if not {'format', 'rows', 'provenance'} <= set(record): return 'it is incomplete', None
+        if not all(isinstance(row, dict) for row in [record['provenance'], *record['rows']]):
+            return 'its rows or its provenance are no objects', None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError): return 'it cannot be parsed', None
     return None, record
 
@@ -332,7 +334,10 @@ class Store:
     def __init__(self,
                  root=None  # Folder; default: `REINIT_RUNS`, else `runs`
                 ):
-        self.root = Path(read_setting('root', root, 'REINIT_RUNS', 'runs')[1]).expanduser()
+        folder = read_setting('root', root, 'REINIT_RUNS', 'runs')[1]
+        if not isinstance(folder, (str, os.PathLike)):
+            raise ReinitError(f'root={folder!r} should be the name of a folder')
+        self.root = Path(folder).expanduser()
 
     def __repr__(self): return f'Store({self.root.as_posix()!r})'
 
@@ -360,7 +365,7 @@ class Store:
             seconds: float | None = None  # How long it took
            ) -> Path:  # Folder of the record
         "Keep the result of `recipe`; if another process was first, its record stays"
-        if seconds is not None: seconds = float(check_number('seconds', seconds))
+        if seconds is not None: seconds = float(check_number('seconds', seconds, 0))
         self.path(recipe)   # refuses what is no recipe
         return self._write(recipe, _plain_rows(recipe, rows), provenance(), seconds, **peak_memory())
 
@@ -469,6 +474,8 @@ class Store:
               provenance: bool = False  # Add each run's versions, machine, date and seconds?
              ) -> pd.DataFrame:  # One row per row of each record: recipe hash, recipe fields, what was measured
         "Return runs as a tidy table"
+        if not isinstance(recipes, Iterable):
+            raise ReinitError(f'recipes is a {type(recipes).__name__}, and should be a list of recipes')
         recipes = list(recipes)
         records = [self.record(recipe) for recipe in recipes]
         missing = [recipe for recipe, record in zip(recipes, records) if record is None]
@@ -490,6 +497,8 @@ def save_results(df: pd.DataFrame,  # Tidy table, as from `Store.frame`
                  path  # CSV file
                 ) -> Path:
     "Write `df` as CSV, with provenance, number of rows and format, floats to six digits"
+    if not isinstance(df, pd.DataFrame):
+        raise ReinitError(f'df is a {type(df).__name__}, and should be a DataFrame as from Store.frame')
     if not len(df): raise ReinitError(f'there are no rows to save to {path}')
     missing = {k: v for k, v in provenance().items() if k not in df}
     df = df.drop(columns=['format', ROW_COUNT], errors='ignore')
@@ -508,7 +517,7 @@ def _is_whole(text):
     if len(lines) < 2 or not text.endswith('\n'): return False
     header, *rows = lines
     if any(len(row) != len(header) for row in rows): return False
-    if ROW_COUNT not in header: return True   # written before files had a count
+    if ROW_COUNT not in header: return False
     count = header.index(ROW_COUNT)
     return all(row[count] == str(len(rows)) for row in rows)
 
@@ -517,6 +526,8 @@ def load_results(path  # CSV file written by `save_results`
                 ) -> pd.DataFrame:
     "Read results, if they are whole and of this format"
     try: text = Path(path).read_text(encoding='utf-8')
+    except TypeError:
+        raise ReinitError(f'path={path!r} should be the name of a CSV file') from None
     except (OSError, UnicodeDecodeError) as e:
         raise ReinitError(f'{path} cannot be read: {getattr(e, "strerror", None) or "not text"}') from e
     if not _is_whole(text):

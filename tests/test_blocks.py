@@ -209,7 +209,8 @@ def test_named_layers_keep_their_activations(make):
 @pytest.mark.parametrize('spec, said', [
     (['blok1'], "did you mean 'block1'"), ('nothing*', 'Its modules: block1, block2, head'), ('(', 'named or matched'),
     (['block1', 'head'], 'nothing comes after'), (lambda n, m: False, 'no block'),
-    (True, 'True names no modules'), (3.5, '3.5 names no modules'), ([], 'names no modules'), ((), 'names no modules'),
+    (nn.Linear(3, 3), 'names no modules'), (True, 'True names no modules'),
+    (3.5, '3.5 names no modules'), ([], 'names no modules'), ((), 'names no modules'),
     ([1, 2], 'names no modules'), ([None], 'names no modules'), (['block1', 'block1'], "'block1' is named twice")])
 def test_names_that_cannot_be_used(spec, said):
     with pytest.raises(ReinitError, match=said): blocks(named(), spec)

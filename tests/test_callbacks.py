@@ -912,6 +912,27 @@ def test_a_block_that_is_called_twice_is_refused():
     learn = tiny(loaders(2, 2), Repeated())
     refuses(learn, LayerwiseCallback(), "block 'b' cannot be normalized: it is called 2 times")
 
+class RepeatedInTraining(Repeated):
+    def forward(self, x):
+        z = self.b(self.a(x))
+        return self.head(self.b(z) if self.training else z)
+
+def test_a_block_that_is_called_twice_in_training_is_refused():
+    learn = tiny(loaders(2, 2), RepeatedInTraining())
+    refuses(learn, LayerwiseCallback(), "block 'b' cannot be normalized: it is called 2 times")
+
+def test_an_interrupted_first_round_leaves_no_norms(monkeypatch):
+    learn = tiny(loaders(2, 2))
+    names = list(learn.model.state_dict())
+    def interrupt(*args, **kwargs): raise KeyboardInterrupt
+    monkeypatch.setattr(LayerwiseCallback, '_intervene', interrupt)
+    with pytest.raises(KeyboardInterrupt): learn.fit(4, .05, cbs=LayerwiseCallback())
+    assert list(learn.model.state_dict()) == names
+
+@pytest.mark.parametrize('flag', ['rescale', 'normalize', 'reinit', 'freeze', 'restart'])
+def test_flags_are_true_or_false(flag):
+    with pytest.raises(ReinitError, match=f"^{flag}='no' should be True or False"): LayerwiseCallback(**{flag: 'no'})
+
 class Unused(nn.Module):
     "Holds a block that it never calls"
     def __init__(self):
@@ -964,7 +985,8 @@ def test_messages_of_rounds_until_convergence_are_ours():
 
 WRONG_INITS = {'shape': lambda shape, gen: torch.zeros(3), 'a float': lambda shape, gen: 1.,
                'a ndarray': lambda shape, gen: np.zeros(shape),
-               'NaN or infinity': lambda shape, gen: torch.full(shape, math.nan)}
+               'NaN or infinity': lambda shape, gen: torch.full(shape, math.nan),
+               'complex values': lambda shape, gen: torch.zeros(shape, dtype=torch.complex64)}
 
 def two_rounds(method, **kw):
     "A callback of any method, with few rounds"

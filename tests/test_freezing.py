@@ -159,6 +159,7 @@ def test_wrong_schedule():
         lambda: quiet_fit(learner(net), 2, cbs=FrozenLayersCallback(schedule=[(0, '0'), (2, None)])),
         'beyond the training of 2 epochs',
     )
+    err(lambda: quiet_fit(learner(net), 0, cbs=FrozenLayersCallback('0')), 'epochs=0 should be')
     assert same(before, snap(net)) == set(before) and all(p.requires_grad for p in net.parameters())
 
 

@@ -230,11 +230,13 @@ def test_half_precision():
     zero_column(net[2], 1)
     assert mutually_frozen(net, (1, 5)).frozen[0] == 1
 
+@pytest.mark.parametrize('value', ['nan', 'inf', '-inf'])
 @pytest.mark.parametrize('name', ['0.weight', '0.bias', '2.weight'])
-def test_nan_is_refused(name):
+def test_nan_and_infinity_are_refused(name, value):
     net = small_mlp()
-    with torch.no_grad(): net.get_parameter(name).view(-1)[1] = float('nan')
-    with pytest.raises(ReinitError, match=f'{name} holds NaN, so nothing can be counted'): mutually_frozen(net, (1, 5))
+    with torch.no_grad(): net.get_parameter(name).view(-1)[1] = float(value)
+    said = f'{name} holds NaN or infinity, so nothing can be counted'
+    with pytest.raises(ReinitError, match=said): mutually_frozen(net, (1, 5))
     if name == '0.bias': assert mutually_frozen(net, (1, 5), bias=False).frozen.sum() == 0      # biases are left out
     learn = learner(net, MutuallyFrozenCallback())
     with learn.no_logging(), pytest.raises(ReinitError, match='holds NaN'): learn.fit(1)

@@ -14,7 +14,7 @@ from torch import nn
 from reinit_nb.blocks import blocks
 from reinit_nb.core import ReinitError, Streams
 from reinit_nb.fixed_norm import FixedNorm, add_norms
-from reinit_nb.init import check_reset, drawn_weights, reset, reset_rule
+from reinit_nb.init import RESET_RULES, check_reset, drawn_weights, reset, reset_rule
 
 
 def reset_changes_everything(m):
@@ -167,7 +167,32 @@ def old_weight_norm(layer):
         return nn.utils.weight_norm(layer)
 
 
-@pytest.mark.parametrize('wrap', [old_weight_norm, nn.utils.parametrizations.weight_norm,
+def old_spectral_norm(layer):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return nn.utils.spectral_norm(layer)
+
+
+class Forgetful(nn.Module):
+    "Its own rule does not set all of its parameters"
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(3))
+        self.b = nn.Parameter(torch.ones(3))
+    def reset_parameters(self): nn.init.ones_(self.a)
+
+
+def test_incomplete_rules_are_found_before_anything_changes():
+    reset_rule(Forgetful)(lambda m: m.reset_parameters())
+    try:
+        m = nn.Sequential(nn.Linear(3, 3), Forgetful())
+        old = copy.deepcopy(m.state_dict())
+        with pytest.raises(ReinitError, match=r'the rule for 1 \(Forgetful\) does not set b'): check_reset(m)
+        assert all(torch.equal(v, old[k]) for k, v in m.state_dict().items())
+    finally: RESET_RULES.pop(Forgetful)
+
+
+@pytest.mark.parametrize('wrap', [old_weight_norm, old_spectral_norm, nn.utils.parametrizations.weight_norm,
                                   nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.orthogonal])
 def test_computed_weights_are_refused_by_name(wrap):
     m = nn.Sequential(nn.Linear(3, 3), wrap(nn.Linear(3, 3)))

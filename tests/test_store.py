@@ -572,13 +572,13 @@ def test_results_with_a_line_missing_in_the_middle_are_refused(tmp_path):
     with pytest.raises(ReinitError, match='r.csv is cut short'): load_results(p)
 
 
-def test_results_written_before_files_had_a_count_are_read(tmp_path):
+def test_results_without_a_row_count_are_refused(tmp_path):
     p, s = tmp_path / 'r.csv', Store(tmp_path / 'runs')
     s.put(Nested(), [dict(x=i) for i in range(4)])
     df = load_results(save_results(s.frame([Nested()]), p))
     df.to_csv(p, index=False)
     assert ROW_COUNT not in p.read_text()
-    assert load_results(p).equals(df)
+    with pytest.raises(ReinitError, match='r.csv is cut short or damaged'): load_results(p)
     save_results(df.iloc[:2], p)        # saved again: with its own count
     assert len(load_results(p)) == 2
 
@@ -590,6 +590,28 @@ def test_published_results_load(path):
 
 
 # ---------------------------------------------------------------- wrong input
+
+@pytest.mark.parametrize('wrong, said', [
+    (lambda: Store(3), 'root=3 should be the name of a folder'),
+    (lambda: Store('.').frame(None), 'recipes is a NoneType, and should be a list of recipes'),
+    (lambda: Store('.').frame([3]), 'recipe is a int'),
+    (lambda: save_results(None, 'r.csv'), 'df is a NoneType, and should be a DataFrame'),
+    (lambda: save_results([dict(a=1)], 'r.csv'), 'df is a list'),
+    (lambda: load_results(None), 'path=None should be the name of a CSV file'),
+    (lambda: Store('.').put(Job(), [dict(x=1)], seconds=-1), 'seconds=-1 should be')])
+def test_wrong_types_are_named(wrong, said):
+    with pytest.raises(ReinitError, match=said): wrong()
+
+@pytest.mark.parametrize('change', [dict(rows=[1]), dict(rows=3), dict(provenance=None)], ids=str)
+def test_records_of_another_shape_are_damaged(tmp_path, change):
+    store = Store(tmp_path)
+    store.put(Job(), [dict(x=1)])
+    file = store.path(Job()) / 'record.json'
+    record = json.loads(file.read_text()) | change
+    record['sha256'] = record_checksum(record)
+    file.write_text(json.dumps(record))
+    with pytest.warns(UserWarning, match='is damaged'): assert store.get(Job()) is None
+
 
 @pytest.mark.parametrize('rows, said', [
     (dict(x=1), 'rows is a dict'), ('x', 'rows is a str'), (None, 'rows is a NoneType'), (3, 'rows is a int'),
