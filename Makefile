@@ -88,9 +88,9 @@ test-latest: export REINIT_SCALE = smoke
 test-latest:  ## Test the library on the newest fastai, fastcore and torch, in .venv-latest
 	$(python-ok)
 	$(call make-venv,$(LATEST))
-	$(LATEST)/bin/python $(PIP) install -U --upgrade-strategy eager -e . pytest hypothesis
+	$(LATEST)/bin/python $(PIP) install -U --upgrade-strategy eager -e . pytest pytest-xdist hypothesis
 	$(LATEST)/bin/python $(PIP) list | grep -iE '^(fastai|fastcore|torch|torchvision|numpy|pandas) '
-	$(LATEST)/bin/python -m pytest -q -rs tests
+	$(LATEST)/bin/python -m pytest -q -rs -n $(WORKERS) --dist loadfile tests
 
 # Copies are executed, so that the committed pages stay as they are
 bench: export REINIT_SCALE = $(SCALE)

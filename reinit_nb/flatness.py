@@ -461,10 +461,14 @@ def hessian_trace(model: nn.Module,  # As in `hessian`
     streams = Streams(seed)
     op = hessian(model, data, loss)
     d = op.shape[0]
-    if n >= d: trace, error, n = float(np.trace(_dense(op))), 0., d
+    if n >= d:   # exactly
+        n = d
+        trace = float(np.trace(_dense(op)))
+        error = 0.
     else:
         estimates = np.array([_quadratic_form(op, _random_signs(op, streams.fork(i))) for i in range(n)])
-        trace, error = float(estimates.mean()), float(estimates.std(ddof=1) / math.sqrt(n))
+        trace = float(estimates.mean())
+        error = float(estimates.std(ddof=1) / math.sqrt(n))
     return pd.DataFrame([dict(trace=trace, error=error, mean=trace / d, parameters=d, probes=n)])
 
 # %% ../nbs/46_flatness.ipynb #b2094386

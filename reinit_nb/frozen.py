@@ -372,7 +372,10 @@ def effective_rank(gram: Tensor,  # Features × features: sum of z zᵀ
 # %% ../nbs/43_frozen.ipynb #d0c2b0a0
 class _ReaderInputs:
     "A hook that records what a layer reads: the largest absolute value of each column, and the Gram matrix"
-    def __init__(self, reader): self.reader, self.largest, self.gram = reader, None, None
+    def __init__(self, reader):
+        self.reader = reader
+        self.largest = None
+        self.gram = None
 
     def __call__(self, module, args):
         z = args[0].detach().as_subclass(Tensor)

@@ -28,8 +28,16 @@ from fastcore.basics import patch, store_attr
 from torch import Tensor, nn
 
 from .blocks import NORM_NAME, Block, Blocks, blocks
-from .core import (
-    ReinitError, Streams, as_streams, check_choice, check_flags, check_number, new_axes, unknown_message)
+from reinit_nb.core import (
+    ReinitError,
+    Streams,
+    as_streams,
+    check_choice,
+    check_flags,
+    check_number,
+    new_axes,
+    unknown_message,
+)
 from .fixed_norm import FixedNorm, add_norms, remove_norm
 from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_like, drawn_weights, init_name, reset
 from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model

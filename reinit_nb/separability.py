@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -487,7 +488,7 @@ class _Pass:
 # %% ../nbs/40_separability.ipynb #399a6067
 class _FixedExamples:
     "All examples of a loader, or always the same `n`; to be used inside `probe_model`, which preserves the generators"
-    def __init__(self, dl, n=None, seed=0): self.dl, self.n, self.seed = dl, n, seed
+    def __init__(self, dl, n=None, seed=0): store_attr()
 
     def __iter__(self):
         random.seed(self.seed)
@@ -591,7 +592,9 @@ def _warn_if_meaningless(layer, m, measures):
 # %% ../nbs/40_separability.ipynb #83cb8b41
 class _Measurement:
     "Readouts from the training data, and the rows of the table for training and test data"
-    def __init__(self, layers, options): self.layers, self.options, self.rows = layers, options, []
+    def __init__(self, layers, options):
+        store_attr()
+        self.rows = []
 
     def train(self, data):
         o = self.options
