@@ -28,7 +28,16 @@ from fastcore.basics import patch, store_attr
 from torch import Tensor, nn
 
 from .blocks import NORM_NAME, Block, Blocks, blocks
-from .core import ReinitError, Streams, as_streams, check_choice, check_number, new_axes, unknown_message
+from reinit_nb.core import (
+    ReinitError,
+    Streams,
+    as_streams,
+    check_choice,
+    check_number,
+    new_axes,
+    plain_log_axis,
+    unknown_message,
+)
 from .fixed_norm import FixedNorm, add_norms, remove_norm
 from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_like, drawn_weights, init_name, reset
 from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model
@@ -750,6 +759,7 @@ def plot_losses(losses: Tensor,  # One for each batch
     ax.plot(losses.cpu(), lw=.8)
     for s in starts[1:]: ax.axvline(s, c='k', lw=.6, ls=':')
     ax.set(xlabel='batch', ylabel='training loss', yscale='log')
+    plain_log_axis(ax, 'y')
     return ax
 
 def plot_log(df: pd.DataFrame,  # A `log`

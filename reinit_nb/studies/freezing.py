@@ -834,7 +834,7 @@ def plot_freezing_sweep(t: pd.DataFrame,  # From `compare_frozen`
     if names: ax.set_xticks(at, t[x], rotation=30, ha='right')
     else: ax.set_xticks(at, [f'{v:g}' for v in at])
     ax.set(xlabel='' if names else x, ylabel='test accuracy [%]')
-    ax.legend(frameon=False, fontsize='small')
+    ax.legend(frameon=False, fontsize='small', loc='lower right', bbox_to_anchor=(1, 1), ncols=2)
     return ax
 
 # %% ../../nbs/63_studies.freezing.ipynb #0f6f94d4
@@ -858,7 +858,7 @@ def plot_freezing_epochs(df: pd.DataFrame,  # Results of default runs
         ax.set_xticks(s.epoch, s.epoch)
         ax.minorticks_off()
     axs[0].set_ylabel(_ACCURACIES.get(value, value))
-    axs[0].legend(frameon=False)
+    axs[-1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
     return axs
 
 # %% ../../nbs/63_studies.freezing.ipynb #0ad400dc
@@ -872,7 +872,7 @@ def plot_layer_separability(t: pd.DataFrame,  # From `separability_by_layer`
         ax.errorbar(g.layer, g['mean'], (g.hi - g.lo) / 2, ls='--' if part == 'train' else '-', marker='o', ms=3,
                     capsize=2, color=FREEZING_COLORS[f], label=f'{FREEZING_NAMES[f]}, {part}')
     ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title)
-    ax.legend(frameon=False, fontsize='x-small')
+    ax.legend(frameon=False, fontsize='x-small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../../nbs/63_studies.freezing.ipynb #294e78b0

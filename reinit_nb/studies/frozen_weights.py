@@ -346,7 +346,8 @@ def plot_frozen_share(df: pd.DataFrame,  # From `label_freezing` of results of `
         if x == 'exposure': ax.axvline(np.log(100), c='k', lw=.8, ls=':')
         ax.set(title=arch, xlabel=x)
     axs[0].set_ylabel('filters frozen [%]')
-    axs[-1].legend(title='weight decay', fontsize=7, title_fontsize=7)
+    axs[-1].legend(title='weight decay', fontsize=7, title_fontsize=7, frameon=False, loc='upper left',
+                   bbox_to_anchor=(1, 1))
     return axs
 
 def freezing_points(df: pd.DataFrame  # From `label_freezing` of results of `freezing_runs`

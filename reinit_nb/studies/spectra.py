@@ -11,9 +11,8 @@ __all__ = ['WAVE_ENGINE', 'GAUSSIAN_WIDTHS', 'GAUSSIAN_RATES', 'LAW_ENGINE', 'IM
            'image_net', 'ImageRun', 'image_data', 'image_spectrum', 'run_image', 'image_runs', 'screen_runs',
            'screen_table', 'label_waves', 'frequency_steps', 'frequency_order', 'flatness_pairs', 'flatness_map',
            'rank_predictors', 'recorded_curves', 'plot_interpolations', 'plot_amplitude_change', 'plot_frequency_steps',
-           'gradient_densities', 'plot_gradient_densities', 'plain_log_axis', 'plot_predictors',
-           'plot_rank_correlations', 'plot_flatness_map', 'recorded_eigenvalues', 'plot_hessian_spectra',
-           'spectra_overview']
+           'gradient_densities', 'plot_gradient_densities', 'plot_predictors', 'plot_rank_correlations',
+           'plot_flatness_map', 'recorded_eigenvalues', 'plot_hessian_spectra', 'spectra_overview']
 
 # %% ../../nbs/66_studies.spectra.ipynb #ce74a65c
 import math
@@ -57,6 +56,7 @@ from reinit_nb.core import (
     default_device,
     new_axes,
     note_device,
+    plain_log_axis,
 )
 from ..core import scale as get_scale
 from ..ensemble import STACK_OPTIMIZERS
@@ -841,18 +841,6 @@ def plot_gradient_densities(df: pd.DataFrame,  # Results of `image_runs`, of one
     return axs
 
 # %% ../../nbs/66_studies.spectra.ipynb #49ff5101
-def plain_log_axis(ax):
-    "Put few, readable numbers on a logarithmic x axis, however little it spans"
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
-    lo, hi = ax.get_xlim()
-    decades = np.log10(hi / lo)
-    if decades < .5: locator = MaxNLocator(3)
-    elif decades < 1.3: locator = LogLocator(subs=(1, 2, 5))
-    else: locator = LogLocator(subs=(1, 3) if decades < 2.5 else (1,))
-    ax.xaxis.set_major_locator(locator)
-    ax.xaxis.set_major_formatter(FormatStrFormatter('%g'))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-
 PREDICTOR_NAMES = dict(centroid0='centroid before', width0='width before', top='largest eigenvalue', trace='trace')
 
 def _spread(values):
@@ -924,7 +912,9 @@ def plot_flatness_map(t: pd.DataFrame  # From `flatness_map`
             if (a, *c) not in d.index: continue
             o = d.loc[(a, *c)]
             mark = '●' if o.lo > 0 or o.hi < 0 else ''
-            ax.text(j, i, f'{o["mean"]:+.2g} {mark}', ha='center', va='center', fontsize='x-small')
+            dark = abs(o['mean']) > .6 * limit
+            ax.text(j, i, f'{o["mean"]:+.2g} {mark}', ha='center', va='center', fontsize='x-small',
+                    color='white' if dark else 'black')
         ax.set_xticks(range(len(columns)), [f'{kind}\n{lr:g}' for kind, lr in columns], fontsize='small')
         ax.set_yticks(range(len(widths)), [f'{a:g}' for a in widths])
         ax.set_title(_FLATNESS_NAMES[value], fontsize='medium')

@@ -669,6 +669,8 @@ def transfer_settings_table(df: pd.DataFrame,  # From `label_transfer` of decays
     "Return the results of each weight decay, or learning rate"
     return df.groupby(['setting', 'variant'], sort=False)[list(values)].mean()
 
+_PERCENT = dict(test_acc='test accuracy [%]', train_acc='training accuracy [%]')
+
 def plot_transfer_settings(df: pd.DataFrame,  # From `label_transfer` of decays or rates
                            value: str = 'test_acc',  # What is shown
                            xlabel: str = 'weight decay',  # Of the axis
@@ -677,13 +679,16 @@ def plot_transfer_settings(df: pd.DataFrame,  # From `label_transfer` of decays 
     "Plot a dot for each seed and a line at the mean, like the boxes of Figure 5"
     models = list(dict.fromkeys(df.setting))
     axs = new_axes(len(models), size=(3.6, 2.8)) if axs is None else axs
+    scale = 100 if value in _PERCENT else 1
+    ylabel = _PERCENT.get(value, value.replace('_', ' '))
     for ax, name in zip(axs, models):
         d = df[df.setting == name]
         for i, (variant, g) in enumerate(d.groupby('variant', sort=False)):
             color = 'C3' if '→' in str(variant) else 'C0'
-            ax.plot([i] * len(g), g[value], 'o', c=color, alpha=.6)
-            ax.hlines(g[value].mean(), i - .3, i + .3, color=color)
-        ax.set(title=name, xlabel=xlabel, ylabel=value.replace('_', ' '), xticks=range(d.variant.nunique()))
+            measured = scale * g[value]
+            ax.plot([i] * len(g), measured, 'o', c=color, alpha=.6)
+            ax.hlines(measured.mean(), i - .3, i + .3, color=color)
+        ax.set(title=name, xlabel=xlabel, ylabel=ylabel, xticks=range(d.variant.nunique()))
         ax.set_xticklabels(list(dict.fromkeys(d.variant)), rotation=45, ha='right')
     return axs
 
