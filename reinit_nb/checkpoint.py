@@ -170,7 +170,7 @@ def loader_state(dls  # fastai `DataLoaders`
 def set_loader_state(dls,  # fastai `DataLoaders`
                      state: list  # From `loader_state`
                     ):
-    "Let the next epoch be the one that came next then"
+    "Make the next epoch the one that followed when the state was saved"
     for dl, saved in zip(_loaders(dls), state):
         for o, s in zip(_loader_parts(dl), saved): set_attributes(o, s)
 

@@ -245,7 +245,7 @@ class StackSGD:
         if momentum: self.state = [[torch.zeros_like(p) for p in ps] for ps in (stack.W, stack.b)]
 
     def reset(self, idx):
-        "Forget the momentum of the members `idx`"
+        "Reset the momentum of the members `idx`"
         for p in itertools.chain(*self.state or ()): p[idx] = 0
 
     def __call__(self, i, d, u):
@@ -287,7 +287,7 @@ class StackAdam:
             self.parts.append((rate, tensors, steps))
 
     def reset(self, idx):
-        "Forget the averages and the number of steps of the members `idx`"
+        "Reset the averages and the number of steps of the members `idx`"
         for p in (*self.means, *self.squares): p[idx] = 0
         self.steps = [s + self._since for s in self.steps]
         for m in idx.tolist(): self.steps[m] = 0

@@ -257,7 +257,7 @@ class _SkippedPipeline:
 
 # %% ../nbs/31_prefix_cache.ipynb #98f471ce
 class _TorchSource:
-    "The same for torch's own loader; it takes the place of the dataset"
+    "Return rows of the store instead of examples, for torch's own loader"
     def __init__(self, dl):
         if not hasattr(dl.dataset, '__getitem__') or dl.batch_size is None: raise ReinitError(_NOT_INDEXED)
         self.dl = dl

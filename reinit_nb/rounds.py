@@ -160,7 +160,7 @@ class RoundPlan:
     lr_factor: float | Callable = 1.  # Multiplies the learning rate: a number, or `f(step, steps)` within the round
 
     def actions(self, names: Iterable[str]) -> dict:  # Parameter → word; those that are kept are left out
-        "Say what happens to the parameters `names`"
+        "List what happens to the parameters `names`"
         whole = {n: 'redrawn' for n in names if n.rpartition('.')[0] in self.reset}
         return {n: word for n, word in self.change.items() if n not in whole} | whole
 
@@ -413,7 +413,7 @@ def check_calls(blocks: Blocks,  # Of a model
 
 # %% ../nbs/21_rounds.ipynb #6ba6eb5c
 class FitCallback(Callback):
-    "What callbacks of this package share: errors in their own words, and an end of each fit, however it ends"
+    "Base of all callbacks of this package: clear errors, and clean-up at the end of every fit"
     has_run = False   # Is there something to read after a fit?
 
     def __call__(self, event_name):
@@ -433,7 +433,7 @@ class FitCallback(Callback):
         return '' if self.learn is None and self.has_run else Callback.name.fget(self)
 
     def release(self):
-        "Undo what lasts as long as a fit. By default nothing"
+        "Undo everything that is set up for the time of a fit; by default nothing"
 
 # %% ../nbs/21_rounds.ipynb #6ba6eb5d
 class RoundMethod(FitCallback):
@@ -464,7 +464,7 @@ class RoundMethod(FitCallback):
         self._clear()
 
     def plan_round(self, blocks: Blocks, r: int) -> RoundPlan:
-        "Say what happens in round `r`. By default nothing"
+        "Return what happens in round `r`; by default nothing"
         return RoundPlan()
 
     def new_weights(self, weights: dict, r: int) -> tuple[dict, dict]:  # Values, and masks of redrawn entries, by name

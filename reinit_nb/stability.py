@@ -118,7 +118,7 @@ def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at
 # %% ../nbs/45_stability.ipynb #9cc228e4
 # Sign of θj/θi → `square` (of each weight), `product` (Aθiθj), `residual` (f−y), `eigenvalues`
 def double_equilibria() -> dict:
-    "Return where two weights rest beyond zero, and the eigenvalues of the linearization there"
+    "Return the equilibria of two weights other than zero, and the eigenvalues of the linearization there"
     import sympy as sp
     m = product_model(2)
     flow = symbolic_flow(2)
@@ -316,13 +316,13 @@ def _fastest_direction(path, r):
     return path[..., :1] - torch.where(r < 0, -1., 1.)[:, None] * path[..., 1:]
 
 def _log_growth(path):
-    "Return the logarithm of the norm, less that at the start; what went to infinity stays there"
+    "Return the logarithm of the norm, minus that at the start; infinite norms stay infinite"
     logs = path.norm(dim=-1).log()
     return torch.where(logs.isnan(), math.inf, logs) - logs[0]
 
 # %% ../nbs/45_stability.ipynb #f47e8ba1
 def _slowest_rate(rho, lam, eta, how):
-    "Return the rate that takes longest to show; at the border itself: long, but not forever"
+    "Return the rate that takes longest to observe, bounded at the border of stability"
     if how == 'flow': return eta * torch.maximum((rho - lam).abs(), .02 * (rho + lam)).clamp(min=1e-12)
     multipliers = [(1 + eta * (sign * rho - lam)).abs() for sign in (1, -1)]
     return torch.minimum(*(o.log().abs() for o in multipliers)).clamp(.001, .5)
@@ -465,7 +465,7 @@ def plot_portrait(A: float = 1., B: float = 0., y: float = 1., lam: float = .1, 
                   n: int = 2,  # Weights; from three on, the others equal θj
                   ax=None  # Where to draw
                  ):  # Axes
-    "Plot streamlines of the flow; places of rest that are stable are filled"
+    "Plot streamlines of the flow; stable equilibria are filled"
     ax = new_axes(size=(3.2, 3.2), ax=ax)
     n = check_number('n', n, 2, integer=True)
     theta_i, theta_j, starts = _grid_of_starts(lim, 41, n)
@@ -491,7 +491,7 @@ def basins(A: float = 1., B: float = 0., y: float = 1., lam: float = .1,  # As i
            k: int = 61,  # Starts a side
            time: float | None = None  # How long; default: 24/λ
           ) -> pd.DataFrame:  # One row per start: theta_i, theta_j, end (the norm), returned
-    "Simulate from where the flow returns to zero"
+    "Simulate from which starts the flow returns to zero"
     lim = check_number('lim', lim, 0, lo_open=True)
     k = check_number('k', k, 2, integer=True)
     n = check_number('n', n, 2, integer=True)

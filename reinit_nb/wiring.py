@@ -307,7 +307,7 @@ class ChannelTracer(TorchFunctionMode):
                              f'{what} is added in {self.current_module}: a channel of zeros is no longer zero'))
 
     def trace_product(self, call):
-        "Keep channels in a product with what is no channel; note a gate where two channels are multiplied"
+        "Keep channels in a product with a tensor that no layer writes; note a gate where two channels are multiplied"
         a, b = call.arg(0, 'input'), call.arg(1, 'other')
         ids_a, ids_b = self.get_numbers(a), self.get_numbers(b)
         division = 'div' in call.name
@@ -331,7 +331,7 @@ class ChannelTracer(TorchFunctionMode):
 # %% ../nbs/42_wiring.ipynb #4cdbc4be
 @contextmanager
 def _preserve_attributes(model):
-    "Give every module its attributes back: some store tensors of the run there"
+    "Restore the attributes of every module: some modules store tensors of the run there"
     before = [(m, dict(vars(m))) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
     try: yield
     finally:

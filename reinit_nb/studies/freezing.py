@@ -291,7 +291,7 @@ class ReservoirTrainer:
 
     @torch.no_grad()
     def freeze(self, masks):
-        "Train only what these masks leave; what is frozen keeps no momentum that would move it"
+        "Train only the entries outside these masks, and clear the momentum of frozen ones"
         names = dict.fromkeys(n for m in masks for n in m)
         self.trained = {n: _trained_entries(n, masks, self.stack.params[n]) for n in names}
         for n, trained in self.trained.items():
@@ -396,7 +396,7 @@ def _check_stack(recipes):
 
 # %% ../../nbs/63_studies.freezing.ipynb #c35f5a2d
 def _measure_epoch(stack, run, epoch, data, fit):
-    "Return rows of all members after an epoch; `None` if nobody asked"
+    "Return rows of all members after an epoch; `None` if the epoch is not recorded"
     if epoch not in (*run.looks, *run.separate, run.epochs): return None
     x, y, x_test, y_test = data
     separability = layer_separability(stack, *data) if epoch in run.separate else [{}] * len(stack)

@@ -308,13 +308,13 @@ def converged_parts(scale: str | None = None, seeds: int | None = None) -> list[
     return _compare(cells, arms, _converged_seeds(seeds, 12, scale), scale)
 
 def converged_early(scale: str | None = None, seeds: int | None = None) -> list[MatchedRuns]:
-    "Return rounds of a quarter and a half of the steps to convergence: R7; scnn, 12 seeds"
+    "Return rounds of a quarter and a half of the steps to convergence: R7, without `restart`; scnn, 12 seeds"
     datasets = by_scale(('digits',), ('cifar10', 'cifar100'), ('oxford_pet', 'cifar10'), scale)
     arms = ('BL', *(arm.name for arm in _EARLY))
     return _compare(_cells(scale, ('scnn',), datasets), arms, _converged_seeds(seeds, 12, scale), scale)
 
 def converged_settings(scale: str | None = None, seeds: int | None = None) -> list[MatchedRuns]:
-    "Return 16 settings of hyperparameters: R12; scnn of half width, 6 seeds"
+    "Return 16 settings of hyperparameters: R12, with BL alone; scnn of half width, 6 seeds"
     at = get_scale(scale)
     datasets = by_scale(('digits',), ('cifar10', 'cifar100'), ('cifar10', 'cifar100'), at)
     found = []
@@ -460,7 +460,7 @@ def label_comparisons(df: pd.DataFrame,  # As from `comparison_results`
 def converged_progress(df: pd.DataFrame,  # As from `comparison_results`
                        comparisons: Sequence[MatchedRuns]  # That are planned
                       ) -> pd.DataFrame:  # A row per cell: planned and recorded seeds, steps, train_acc, fits, complete
-    "Tell for every cell how many of its planned seeds are there, and whether its networks fit their images"
+    "Count for every cell the planned seeds that are recorded, and check whether its networks fit their images"
     planned = [dict(model=c.run.model, dataset=c.run.task.dataset, arm=arm, lead=c.run.hash) for c in comparisons
                for arm in ('LW', *(a.name for a in c.arms))]
     named = label_comparisons(df, comparisons)
@@ -527,7 +527,7 @@ _CONVERGED_PARTS = {f'converged_{k}': _converged_part(k, k != 'settings')
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #49ad88df
 def _image_shape(run):
-    "Return classes, channels and pixels, also of data that is not there"
+    "Return classes, channels and pixels, also of missing data"
     facts = _dataset_facts(run.task.dataset)
     task = run.task
     return int(task.classes or facts.classes), int(task.channels or facts.channels), task.size or int(facts.pixels)

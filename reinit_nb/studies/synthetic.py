@@ -266,7 +266,7 @@ def plot_synthetic_norms(df: pd.DataFrame,  # Runs of `table1_recipes`
 
 # %% ../../nbs/61_studies.synthetic.ipynb #63ab3d32
 def _best_methods(t, by, name, digits):
-    "Tell which method is best at each setting"
+    "Name the best method at each setting"
     best = t.loc[t.groupby(by)['mean'].idxmax()]
     said = '; '.join(f'{name} = {o[by]:g}: {o.method} {o["mean"]:.{digits}f}' for _, o in best.iterrows())
     return f'the best of ours are {said}'

@@ -558,7 +558,7 @@ def _annealed_fine_tuning(change, scale, images=1000, epochs=6):
 def annealed_change_runs(scale: str | None = None,  # As in `core.scale`
                          seeds: int | None = None  # How many; default: 8, or 2 at smoke scale
                         ) -> dict:  # (change, variant) → runs
-    "Return the runs of Table 6, annealed; datasets that we do not have are left out at laptop scale"
+    "Return the runs of Table 6, annealed; unavailable datasets are left out at laptop scale"
     changes = [c for c in TASK_CHANGES if not c.startswith('ImageNet')]
     changes = by_scale(changes[:1], [c for c in changes if 'SVHN' not in c], changes, scale)
     runs = {(c, k): r for c in changes for k, r in _annealed_change(c, scale).items()}
