@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes
+from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes, plain_log_axis
 from .probing import check_model, list_batches, model_device, probe_model, to_device
 
 # %% ../nbs/45_stability.ipynb #d300eb2f
@@ -449,6 +449,7 @@ def plot_escape_times(df: pd.DataFrame  # From `escape_times`
         ax.plot(g.value, g.predicted_time, 'k-', lw=.8, label='predicted')
         ax.plot(g.value, g.time, '.', label='simulated')
         ax.set(xlabel=labels.get(name, name), yscale='log')
+        plain_log_axis(ax, 'y')
     axs[0].set_ylabel('time to grow tenfold')
     axs[0].legend(frameon=False)
     return axs

@@ -24,7 +24,7 @@ from fastai.callback.core import Callback
 from torch import nn
 
 from ..between import SPARSITY_KINDS, sparsify, sparsity, sparsity_totals
-from ..core import ReinitError, by_scale, check_choice, check_number, new_axes
+from ..core import ReinitError, by_scale, check_choice, check_number, new_axes, plain_log_axis
 from ..core import scale as get_scale
 from ..frozen import MutuallyFrozenCallback, frozen_totals, mutually_frozen
 from ..path import Learn, Run, lr_at, scaled_decay, training_images
@@ -421,6 +421,7 @@ def plot_pair_norms(t: pd.DataFrame  # From `pair_table`
             ax.plot(mean.index, mean, color=color[wd], lw=.8, label=f'{wd:g}' if layer == 1 else None)
         scale = 'linear' if treatment in ('alone', 'zero') else 'log'
         ax.set(title=treatment, xlabel='epoch', yscale=scale)
+        if scale == 'log': plain_log_axis(ax, 'y')
     axs[1].set_ylim(-.05, 1)
     axs[0].set_ylabel('norm of row + column')
     axs[-1].legend(title='weight decay', fontsize='small', title_fontsize='small', frameon=False, loc='upper left',

@@ -44,6 +44,7 @@ from reinit_nb.studies.common import (
     Table,
     color_of,
     cost_table,
+    dataset_label,
     find_results,
     label_runs,
     line_ends,
@@ -659,7 +660,7 @@ def plot_converged_gains(table: pd.DataFrame,  # From `converged_gains`
             mean = paper[(paper.model == names.get(r.model, r.model)) & ~paper.augment].gain.mean()
             ax.plot(mean, y, 'D', ms=7, mfc='none', color=color)
     ax.axvline(0, c='k', lw=.8)
-    labels = [f'{r.model} · {r.dataset} · {r.arm} (n = {r.n})' for r in table.itertuples()]
+    labels = [f'{r.model} · {dataset_label(r.dataset)} · {r.arm} (n = {r.n})' for r in table.itertuples()]
     ax.set(yticks=range(len(table)), yticklabels=labels, xlabel='points above BL of equal steps')
     ax.plot([], [], 'kD', ms=7, mfc='none', label='paper, mean of six datasets')
     ax.legend(fontsize='small', loc='lower right', bbox_to_anchor=(1, 1), frameon=False)
@@ -684,11 +685,11 @@ def plot_round_lengths(df: pd.DataFrame  # Complete cells of `converged_early`
             o = pd.DataFrame({k: mean_interval(v) for k, v in values.items() if len(v)}).T
             ax.errorbar(o.index, o['mean'], [o['mean'] - o.lo, o.hi - o['mean']], fmt='o-', capsize=3,
                         **_line_style(m))
-        ax.set(title=dataset, xscale='log', xlabel='share of the steps to convergence')
+        ax.set(title=dataset_label(dataset), xscale='log', xlabel='share of the steps to convergence')
         ax.set_xticks(list(ROUND_SHARES), [f'{k:g}' for k in ROUND_SHARES], minor=False)
         ax.minorticks_off()
     axs[0].set_ylabel('test accuracy [%]')
-    axs[0].legend(fontsize='small')
+    axs[-1].legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return axs
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #779aea08
@@ -712,7 +713,7 @@ def _plot_by_dataset(df, stem, name, factor=1.):
         for m in ('BL', 'restart', 'LW'):
             s = factor * d[(d.dataset == k) & (d.method == m)].groupby(name).y.mean()
             ax.plot(s.index, s, 'o-', ms=3, **_line_style(m))
-        ax.set(title=k)
+        ax.set(title=dataset_label(k))
     axs[-1].legend(fontsize='small', loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return axs
 

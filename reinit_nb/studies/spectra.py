@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['WAVE_ENGINE', 'GAUSSIAN_WIDTHS', 'GAUSSIAN_RATES', 'LAW_ENGINE', 'IMAGE_NETS', 'FIRST_LABELS', 'QUANTILE_LEVELS',
-           'IMAGE_ENGINE', 'PAPER_IMAGE_NETS', 'SCREEN_EPOCHS', 'PREDICTOR_NAMES', 'WAVE_LISTS', 'SIGNAL_LISTS',
-           'WaveRun', 'plan_waves', 'sample_points', 'train_waves', 'hessian_summary', 'run_waves', 'depth_runs',
-           'width_runs', 'optimizer_runs', 'sequence_runs', 'start_runs', 'spike_runs', 'minimum_runs', 'resolved_runs',
-           'variance_runs', 'split_signals', 'flatness_runs', 'trial_runs', 'LawRun', 'run_law', 'law_runs',
-           'image_net', 'ImageRun', 'image_data', 'image_spectrum', 'run_image', 'image_runs', 'screen_runs',
-           'screen_table', 'label_waves', 'frequency_steps', 'frequency_order', 'flatness_pairs', 'flatness_map',
-           'rank_predictors', 'recorded_curves', 'plot_interpolations', 'plot_amplitude_change', 'plot_frequency_steps',
-           'gradient_densities', 'plot_gradient_densities', 'plot_predictors', 'plot_rank_correlations',
-           'plot_flatness_map', 'recorded_eigenvalues', 'plot_hessian_spectra', 'spectra_overview']
+           'IMAGE_ENGINE', 'PAPER_IMAGE_NETS', 'SCREEN_EPOCHS', 'PREDICTOR_NAMES', 'RESULT_NAMES', 'WAVE_LISTS',
+           'SIGNAL_LISTS', 'WaveRun', 'plan_waves', 'sample_points', 'train_waves', 'hessian_summary', 'run_waves',
+           'depth_runs', 'width_runs', 'optimizer_runs', 'sequence_runs', 'start_runs', 'spike_runs', 'minimum_runs',
+           'resolved_runs', 'variance_runs', 'split_signals', 'flatness_runs', 'trial_runs', 'LawRun', 'run_law',
+           'law_runs', 'image_net', 'ImageRun', 'image_data', 'image_spectrum', 'run_image', 'image_runs',
+           'screen_runs', 'screen_table', 'label_waves', 'frequency_steps', 'frequency_order', 'flatness_pairs',
+           'flatness_map', 'rank_predictors', 'recorded_curves', 'plot_interpolations', 'plot_amplitude_change',
+           'plot_frequency_steps', 'gradient_densities', 'plot_gradient_densities', 'plot_predictors',
+           'plot_rank_correlations', 'plot_flatness_map', 'recorded_eigenvalues', 'plot_hessian_spectra',
+           'spectra_overview']
 
 # %% ../../nbs/66_studies.spectra.ipynb #ce74a65c
 import math
@@ -842,6 +843,7 @@ def plot_gradient_densities(df: pd.DataFrame,  # Results of `image_runs`, of one
 
 # %% ../../nbs/66_studies.spectra.ipynb #49ff5101
 PREDICTOR_NAMES = dict(centroid0='centroid before', width0='width before', top='largest eigenvalue', trace='trace')
+RESULT_NAMES = dict(error='interpolation error', gap='generalization gap')
 
 def _spread(values):
     "Return the ratio of the largest to the smallest positive value"
@@ -867,7 +869,7 @@ def plot_predictors(df: pd.DataFrame,  # One row for each run
         if rhos is None: continue
         rho = rhos.set_index('predictor').loc[x]
         ax.set_title('ρ = ' + format_interval(rho.rho, rho.lo, rho.hi, 2, signed=False), fontsize='medium')
-    axs[0].set_ylabel(y)
+    axs[0].set_ylabel(RESULT_NAMES.get(y, y))
     handles, names = axs[0].get_legend_handles_labels()
     axs[0].figure.legend(handles, names, frameon=False, loc='outside lower center', ncols=4, fontsize='small')
     return axs

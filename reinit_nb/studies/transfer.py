@@ -717,7 +717,7 @@ def plot_tradeoff(df: pd.DataFrame,  # From `tradeoff_runs`
             ax.plot(g[x], g.test_loss, marker, ms=5, label=source, alpha=.7)
         ax.set(xlabel=_TRADEOFF_LABELS.get(x, x))
     axs[0].set_ylabel('test loss')
-    axs[-1].legend(frameon=False, fontsize='small')
+    axs[-1].legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return axs
 
 # %% ../../nbs/65_studies.transfer.ipynb #e55efa3a
@@ -776,7 +776,7 @@ def plot_gains(df: pd.DataFrame,  # From `label_transfer`
         ax.plot(100 * means, [top[s] + j for s in means.index], '|', c=color, ms=11, mew=2)
     ax.axvline(0, c='k', lw=.6)
     ax.set(yticks=[top[s] + (len(variants) - 1) / 2 for s in settings], yticklabels=settings,
-           xlabel=f'test accuracy, points over {base}')
+           xlabel=f'test accuracy minus that of {"no intervention" if base == "none" else base} [points]')
     ax.invert_yaxis()
     ax.legend(frameon=False, fontsize='small', bbox_to_anchor=(1, 1))
     return ax
@@ -796,7 +796,7 @@ def plot_samples(df: pd.DataFrame,  # From `label_transfer` of samples
     ax.set(xscale='log', xlabel='fraction of the training images', ylabel='test accuracy [%]', xticks=fractions)
     ax.set_xticklabels([f'{f:g}' for f in fractions])
     ax.minorticks_off()
-    ax.legend(frameon=False, fontsize='small')
+    ax.legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../../nbs/65_studies.transfer.ipynb #bb1fcd5c
