@@ -450,7 +450,7 @@ def _redraw_members(stack, run, r, idx, streams):
         if mask.all(): stack.b[i][idx] = 0
 
 def _layerwise_members(stack, run, k, idx, streams):
-    "Lines 5–9 and 15–17 of Algorithm 1: rescale the layers up to `k`, redraw those above"
+    "Rescale the layers up to `k` and redraw those above (lines 5–9 and 15–17 of Algorithm 1)"
     norms = [n[idx] for n in stack.initial_norms] if run.rescale else None
     generators = [s.reinit for s in streams]
     fresh = None
@@ -460,7 +460,7 @@ def _layerwise_members(stack, run, k, idx, streams):
         if i >= k and run.redraw: stack.b[i][idx] = 0
 
 def _normalize_members(stack, k, idx, x):
-    "Lines 10–14: put a fixed norm after layer `k`; an output that has collapsed to a constant stays as it is"
+    "Put a fixed norm after layer `k` (lines 10–14); an output that has collapsed to a constant does not change"
     z = stack_logits(stack, x, upto=k)
     live = idx[z[idx].flatten(1).std(1) > 0]
     if not len(live): return
@@ -480,7 +480,7 @@ def reinitialize_members(stack: NetworkStack,  # Changed in place
                          streams: Sequence[Streams],  # Theirs
                          x: Tensor  # Training examples of the stack
                         ) -> bool:  # Did anything happen?
-    "Do what a method does before round `r`"
+    "Apply the intervention of a method before round `r`"
     if run.method == 'BL' or (r == 0 and run.method != 'LW'): return False
     if run.method == 'LW':
         k = run.ks[r]

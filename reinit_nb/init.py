@@ -261,7 +261,7 @@ def check_reset(module: nn.Module,  # A model, or a part of one
 # %% ../nbs/04_init.ipynb #7d91f302
 @contextmanager
 def _tensors_on_cpu(module):
-    "Inside, tensors of `module` are on the CPU; their values return to where they were"
+    "Keep the tensors of `module` on the CPU inside a `with` block; afterwards their values return to their device"
     moved = []
     copies = {}
     for m in module.modules():
@@ -281,7 +281,7 @@ def _tensors_on_cpu(module):
 
 @contextmanager
 def _seeded(streams, module):
-    "Inside, `module` is on the CPU, and the global generator follows from `streams`: every device gets the same draw"
+    "Hold `module` on the CPU and seed the global generator from `streams` inside a `with`: one draw for all devices"
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device('cpu'), _tensors_on_cpu(module):
         torch.set_rng_state(streams.reinit.get_state())
         yield

@@ -540,7 +540,7 @@ class CachedPrefixCallback(FitCallback):
         return {}
 
     def load_state_dict(self, state: dict):
-        "Fill the stores again if a checkpoint has brought other weights"
+        "Refill the stores if a checkpoint has loaded other weights"
         if not self.key or self.key[2] == _fingerprint(self.model, self.cut.chain): return
         with preserve_rng(), preserve_model(self.model, weights=False):
             for kind, store in self.stores.items():

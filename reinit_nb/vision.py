@@ -239,7 +239,7 @@ class Images:
 
     @contextmanager
     def set_split_idx(self, i):
-        "Augment (0) or not (1) for a while; for `tta`"
+        "Switch augmentation on (0) or off (1) inside a `with` block; for `tta`"
         before = self.split_idx
         self.split_idx = i
         try: yield self

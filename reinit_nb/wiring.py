@@ -494,7 +494,7 @@ class Wiring:
                       channels_by_text(self.why), channels_by_text(self.remark), self.skipped_weights)
 
     def _incidence(self, channel_sets):
-        "Sparse matrix: which set has which channel"
+        "Return a sparse matrix: which set has which channel"
         sets = [c[c >= 0] for c in channel_sets]
         at = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
         return csr_matrix((np.ones(len(at), np.int32), (at, _concatenate(sets))), (len(sets), self.n))

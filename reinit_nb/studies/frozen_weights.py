@@ -521,7 +521,7 @@ def _measured(name, draws, measure):
     return ResultsFile(lists, measure=measure)
 
 def _without_provenance(df):
-    "Columns that were measured"
+    "Return the columns that were measured"
     known = ('recipe', 'format', *PROVENANCE)
     return df.drop(columns=[c for c in known if c in df]).dropna(axis=1, how='all')
 

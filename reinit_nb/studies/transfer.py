@@ -178,7 +178,7 @@ def fine_tuning_stage(how: Learn,  # The paper's
 
 # %% ../../nbs/65_studies.transfer.ipynb #45cb2b98
 def _augmentation(task):
-    "Augmentation of a task as text"
+    "Return the augmentation of a task as text"
     changed = dict(blur=task.blur != 1 and task.blur, shift=task.shift, affine=any(task.affine) and task.affine,
                    blurred_at_random=task.random_blur != 1 and task.random_blur,
                    jitter=any(task.jitter) and task.jitter, flip=task.flip, vflip=task.vflip)
@@ -468,7 +468,7 @@ EXPOSURES = {   # of the first stage, for the weight decays of two stages
     '0': (0., 0.), '1e-4': (.6, .6), '1e-3': (6., 6.), '1e-4 → 1e-3': (.6, 6.)}
 
 def _annealed_path(model, rates, exposures, scale, images=5000):
-    "Blurred → sharp with the rates of two stages and the weight decays of two exposures"
+    "Return blurred → sharp with the rates of two stages and the weight decays of two exposures"
     tasks = [annealed_task(t, images, scale) for t in paper_tasks()['Table 6: blurred → sharp']]
     hows = [annealed_stage(Learn(lr=lr, decay=decay, wd=1e-3, batch=_PAPER_BATCH, epochs=200, patience=40), epochs,
                            scale=scale) for (lr, decay), epochs in zip(rates, ANNEALED_EPOCHS)]
@@ -801,7 +801,7 @@ def plot_samples(df: pd.DataFrame,  # From `label_transfer` of samples
 
 # %% ../../nbs/65_studies.transfer.ipynb #bb1fcd5c
 def _rank_correlation(x, y):
-    "Spearman's correlation, and its p-value over all permutations: settings are few"
+    "Return Spearman's correlation, and its p-value over all permutations: settings are few"
     from scipy.stats import permutation_test, spearmanr
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0: return math.nan, math.nan
     resamples = math.inf if len(x) < 8 else 9999
