@@ -21,7 +21,16 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, as_streams, check_choice, check_number, cpu_double, new_axes
+from reinit_nb.core import (
+    ReinitError,
+    Streams,
+    as_streams,
+    check_choice,
+    check_number,
+    cpu_double,
+    new_axes,
+    plain_log_axis,
+)
 from reinit_nb.probing import (
     call_model,
     iter_batches,
@@ -185,7 +194,9 @@ def plot_margins(df: pd.DataFrame,  # From `margins`
     "Plot sorted margins on a logarithmic scale, as in Figure 4; linear near zero where some are not positive"
     ax = new_axes(ax=ax)
     for label, rows, color in _curves(df, by): ax.plot(rows['rank'], rows.margin, color=color, label=label)
-    if (df.margin > 0).all(): ax.set_yscale('log')
+    if (df.margin > 0).all():
+        ax.set_yscale('log')
+        plain_log_axis(ax, 'y')
     else:
         ax.set_yscale('symlog', linthresh=1e-3)
         ax.axhline(0, c='k', lw=.5)

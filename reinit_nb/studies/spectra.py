@@ -901,6 +901,9 @@ _FLATNESS_NAMES = dict(error='error, high − low [points]', trace='log10 trace,
 def plot_flatness_map(t: pd.DataFrame  # From `flatness_map`
                      ):  # One Axes for each value
     "Plot where high bandwidth is worse and where it is flatter; a dot marks an interval without zero"
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+    pale = ListedColormap(colormaps['RdBu_r'](np.linspace(.2, .8, 256)))   # black numbers are readable on all colors
     values = list(_FLATNESS_NAMES)
     axs = new_axes(len(values), size=(3.6, 3.))
     columns = list(dict.fromkeys(zip(t.signals, t.lr)))
@@ -909,14 +912,12 @@ def plot_flatness_map(t: pd.DataFrame  # From `flatness_map`
         d = t[t.value == value].set_index(['a', 'signals', 'lr'])
         grid = np.array([[d['mean'].get((a, *c), np.nan) for c in columns] for a in widths])
         limit = np.nanmax(np.abs(grid))
-        image = ax.imshow(grid, cmap='RdBu_r', vmin=-limit, vmax=limit, aspect='auto')
+        image = ax.imshow(grid, cmap=pale, vmin=-limit, vmax=limit, aspect='auto')
         for (i, a), (j, c) in product(enumerate(widths), enumerate(columns)):
             if (a, *c) not in d.index: continue
             o = d.loc[(a, *c)]
             mark = '●' if o.lo > 0 or o.hi < 0 else ''
-            dark = abs(o['mean']) > .6 * limit
-            ax.text(j, i, f'{o["mean"]:+.2g} {mark}', ha='center', va='center', fontsize='x-small',
-                    color='white' if dark else 'black')
+            ax.text(j, i, f'{o["mean"]:+.2g} {mark}', ha='center', va='center', fontsize='x-small')
         ax.set_xticks(range(len(columns)), [f'{kind}\n{lr:g}' for kind, lr in columns], fontsize='small')
         ax.set_yticks(range(len(widths)), [f'{a:g}' for a in widths])
         ax.set_title(_FLATNESS_NAMES[value], fontsize='medium')
