@@ -103,7 +103,7 @@ class NetworkStack:
         self.b = list(b)
         self.act = find_activation(act)
         self.norms = [None] * len(self.W)   # 1/σ and −μ/σ after each layer, once a member has them
-        self._scratch = {}                  # memory that training steps use again and again
+        self._scratch = {}                  # memory that all training steps share
 
     def __len__(self): return len(self.W[0])
 

@@ -204,7 +204,7 @@ class _FreshModels:
             if root and name != root and not name.startswith(root + '.'): continue
             path = name[len(root):].lstrip('.')
             try: same = self.make(root, 'meta').get(path)
-            except Exception: continue   # it cannot be made without arguments that nobody recorded
+            except Exception: continue   # it cannot be built: its arguments are not recorded
             shapes = {k: t.shape for k, t in own_tensors(module).items()}
             if same is None or {k: t.shape for k, t in own_tensors(same).items()} != shapes: continue
             return lambda m, root=root, path=path: self.copy(self.make(root, 'cpu')[path], m)

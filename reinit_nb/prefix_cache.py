@@ -407,7 +407,7 @@ class PrefixStore:
             for a, t in zip(self.arrays, batch): a.t[start:start + len(idx)] = t.as_subclass(Tensor).cpu()
 
     def verify(self, n, exact):
-        "Compare random batches with the rows of the store, bit by bit"
+        "Check that random batches are bit-identical to the rows of the store"
         source, gen = self.source, Streams(0).data
         if not source.shuffle: return
         sizes = [min(source.bs, source.n)] * n

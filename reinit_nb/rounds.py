@@ -683,7 +683,7 @@ class RoundCallback(RoundMethod):
     def _lr_factor(self):
         factor = self.plans[self.round - 1].lr_factor
         if not callable(factor): return factor
-        if not self.lengths: return 1.   # in `fit_rounds` nobody knows how long a round will be
+        if not self.lengths: return 1.   # in `fit_rounds` the length of a round is not known in advance
         return factor(self.step - self.starts[self.round - 1], self.lengths[self.round - 1])
 
     def _restore_lr(self):

@@ -106,7 +106,7 @@ def balance_rate(n: int = 2, points: int = 1):  # A sympy expression
     return sp.cancel(sp.expand(change) / (first**2 - second**2))
 
 # %% ../nbs/45_stability.ipynb #96819750
-def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at rest
+def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at an equilibrium
     "Return $-\\dot t/(\\eta t)$ for weights of size $t$, with $a=\\mathbb E[A^2]$ and $r$ for $|\\mathbb E[(B-y)A]|$"
     import sympy as sp
     m = product_model(n)

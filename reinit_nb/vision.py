@@ -36,14 +36,14 @@ class Task(Recipe):
     n_train: int | float | None = None  # Training images: a number, even over classes, or a share of each; default: all
     classes: int | None = None      # Only the first so many classes; default: all
     valid: float = .1               # Share of these that is held out for validation; 0: validate on the test set
-    size: int | None = None         # Pixels a side; default: as they are
-    channels: int | None = None     # 1 or 3; default: as they are
+    size: int | None = None         # Pixels a side; default: the size of the images
+    channels: int | None = None     # 1 or 3; default: those of the images
     normalize: str = 'dataset'      # By the mean and deviation of `dataset` or `imagenet`, or `none`
     blur: float = 1.                # Scaled down to this share and up again, 1/4 in Table 6
     crop: bool = False              # Scaled up by 248/224, then cropped at random
     flip: bool = False              # Mirrored left to right with probability 1/2
     vflip: bool = False             # Turned upside down with probability 1/2
-    shift: float = 0.               # Moved by up to this share of the side, both ways; what comes in is black
+    shift: float = 0.               # Moved by up to this share of the side, both ways; the border is black
     affine: tuple[float, float, float] = (0., 0., 0.)  # Largest rotation and shear in degrees; zoom by 1 ± this
     jitter: tuple[float, float, float, float] = (0., 0., 0., 0.)  # Brightness, contrast, saturation: 1 ± this; hue
     random_blur: float = 1.         # Like `blur`, with a share between this and 1
@@ -389,7 +389,7 @@ def jitter_colors(x: Tensor,  # N×C×H×W, between 0 and 1
 # %% ../nbs/12_vision.ipynb #875ef16e
 def _blur_some(x, least, step, counts=None):
     "Blur images in eight steps from `least` to 1: as many passes, however large the batch"
-    if counts is None: counts = step.bincount(minlength=8).tolist()   # an accelerator has to be waited for
+    if counts is None: counts = step.bincount(minlength=8).tolist()   # reading a value would wait for the accelerator
     order = step.argsort(stable=True)
     parts = x[order].split(counts)
     shares = [least + (1 - least) * s / 7 for s in range(7)]

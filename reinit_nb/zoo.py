@@ -291,7 +291,7 @@ def _download_resnet18(seconds):
     finally: socket.setdefaulttimeout(old)
 
 def resnet18_imagenet(download: bool = True,  # Download the weights, if torch's cache does not have them?
-                      seconds: float = 10  # After which a download without an answer is given up
+                      seconds: float = 10  # Seconds after which a download without an answer is canceled
                      ) -> nn.Module:  # For evaluation
     "Return torchvision's ResNet18 that was trained on ImageNet, or the part of it in the folder `REINIT_DATA`"
     from torchvision.models import ResNet18_Weights

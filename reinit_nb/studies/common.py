@@ -88,7 +88,7 @@ class Study:
     parts: dict[str, Callable] = field(default_factory=dict)  # Further results: name → function of `StudyResults`
     claims: tuple[str, ...] = ()  # Ids of the claims that it decides
     exhibits: dict[str, Figure | Table] = field(default_factory=dict)  # In the order of the report
-    unavailable: Callable | None = None  # Recipe → is its data unavailable, so that nobody could run it?
+    unavailable: Callable | None = None  # Recipe → is its data unavailable, so that it cannot be run?
 
     @property
     def figures(self) -> dict[str, Figure]:

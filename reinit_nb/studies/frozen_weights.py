@@ -489,7 +489,7 @@ def count_by_rule(net: nn.Module,  # Any network
 # %% ../../nbs/64_studies.frozen_weights.ipynb #f2e00004
 def count_imagenet(cutoffs: Sequence[float] = (1e-2, .03, .1)  # Norms below this count as zero
                   ) -> pd.DataFrame:  # One row per network, rule and cutoff
-    "Count in two networks; of the ResNet-18 only stem to stage 3 are at hand, with their normalizations folded in"
+    "Count in two networks; of the ResNet-18 only stem to stage 3 are available, with their normalizations folded in"
     nets = {'Keras ResNet-50': resnet50_imagenet, 'torchvision ResNet-18': resnet18_imagenet_part}
     parts = [count_by_rule(make(), cutoffs, (1, 3, 64, 64)).assign(network=name) for name, make in nets.items()]
     return pd.concat(parts, ignore_index=True).set_index(['network', 'rule', 'cutoff']).reset_index()

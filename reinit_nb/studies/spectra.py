@@ -905,7 +905,7 @@ def plot_flatness_map(t: pd.DataFrame  # From `flatness_map`
     from matplotlib.colors import ListedColormap
     pale = ListedColormap(colormaps['RdBu_r'](np.linspace(.2, .8, 256)))   # black numbers are readable on all colors
     values = list(_FLATNESS_NAMES)
-    axs = new_axes(len(values), size=(3.6, 3.))
+    axs = new_axes(len(values), size=(4., 3.))
     columns = list(dict.fromkeys(zip(t.signals, t.lr)))
     widths = sorted(t.a.unique())
     for ax, value in zip(axs, values):

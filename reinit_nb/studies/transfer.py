@@ -453,7 +453,7 @@ def annealed_task(task: Task,  # The paper's
     if scale == 'paper': return task
     if scale == 'smoke': task = task.replace(dataset='digits', classes=None)
     classes = _FEWER_CLASSES['cifar100'] if task.dataset == 'cifar100' else None
-    images = min(images, 2000) if classes else images   # 100 of each class are at hand
+    images = min(images, 2000) if classes else images   # 100 of each class are available
     return task.replace(n_train=by_scale(80, images, images, scale), size=by_scale(12, 16, 16, scale),
                         channels=by_scale(1, 3, 3, scale), classes=classes)
 
