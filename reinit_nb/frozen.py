@@ -141,7 +141,7 @@ def _count_weights(part, row, col):
     return added, added - in_both
 
 def _count_channels(part, rows, cols):
-    "Return the same for rows and columns given as masks over channels"
+    "Count the weights of a part in rows and columns given as masks over channels"
     return _count_weights(part, select_channels(rows, part.rows), select_channels(cols, part.cols))
 
 def _layer_row(part, small_rows, small_cols, countable, frozen=0, double=0, triple=0, distinct=0):

@@ -485,7 +485,7 @@ def _batches_in_memory(ds, chunks):
         yield x, None if ds.y is None else torch.from_numpy(ds.y[rows])
 
 def _batches_on_device(ds, chunks, device):
-    "Yield the same on an accelerator"
+    "Yield images and labels of each chunk of rows, on an accelerator"
     images, labels = ds.on_device(device)
     order = torch.tensor(list(itertools.chain.from_iterable(chunks)), dtype=torch.long).to(device)
     def read(rows):

@@ -550,7 +550,7 @@ def _concatenate(arrays): return np.concatenate([np.empty(0, int), *arrays])
 def select_channels(mask: np.ndarray,  # By channel
                     channels: np.ndarray  # Channel numbers; −1: none
                    ) -> np.ndarray:  # For each of `channels`; false for −1
-    "Look up a mask over channels"
+    "Return the entries of a mask over channels at some channels"
     return np.append(mask, False)[channels]
 
 def _summarize(texts):

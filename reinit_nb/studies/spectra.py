@@ -453,7 +453,7 @@ def trial_runs(scale: str | None = None) -> list[WaveRun]:
 # %% ../../nbs/66_studies.spectra.ipynb #ec4b2e11
 @dataclass(frozen=True)
 class LawRun(Recipe):
-    "Both sides of the law of weak spectral bias, for one network"
+    "A check of the law of weak spectral bias for one network"
     name: str = 'relu'   # One of `coordinate_nets.COORDINATE_NETS`
     width: int = 256     # Of its layers
     points: int = 512    # Of the grid
