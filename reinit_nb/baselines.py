@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'CONTROLS', 'METHOD_COLORS', 'BLCallback', 'WarmRestartCallback', 'RescaleCallback',
-           'ShrinkPerturbCallback', 'method_options']
+           'ShrinkPerturbCallback', 'label_colors', 'method_options']
 
 # %% ../nbs/26_baselines.ipynb #a1a40d2e
 import inspect
@@ -72,11 +72,21 @@ METHODS = {
     'FC': FCHeadCallback, 'LLF': LLFCallback, 'RIFLE': RIFLECallback, 'LW': LayerwiseCallback}
 CONTROLS = ('restart', 'rescale', 'shrink')
 
+# The one table of colors: the methods, then the remedies of the other pages
 METHOD_COLORS = {
     'BL': '#7f7f7f', 'restart': '#8c564b', 'rescale': '#e3a000', 'shrink': '#e377c2',
     'WELSR': '#1f77b4', 'WELS': '#17becf', 'KELS': '#08519c',
     'DSD': '#9467bd', 'DenseSparseDense': '#54278f',
-    'FC': '#2ca02c', 'LLF': '#006d2c', 'RIFLE': '#bcbd22', 'LW': '#d62728'}
+    'FC': '#2ca02c', 'LLF': '#006d2c', 'RIFLE': '#a3a300', 'LW': '#d62728',
+    'L2': '#c3a569', 'L2 Init': '#964b00', 'S&P': '#b400a5', 'CBP': '#8700d2', 'ReDo': '#ff8787', 'ReGraMa': '#780f1e',
+    'SNR': '#464600', 'SWR': '#78b487', 'FIRE': '#ff0078', 'DASH': '#78004b', 'Hare & Tortoise': '#7d8c46',
+    'dirac': '#1e1eff', 'fresh': '#111111', 'head': '#004b46'}
+
+def label_colors(labels):
+    "Return a color for each label: those of `METHOD_COLORS` if all labels are in it, otherwise matplotlib's cycle"
+    labels = list(labels)
+    if labels and all(label in METHOD_COLORS for label in labels): return [METHOD_COLORS[label] for label in labels]
+    return [f'C{i % 10}' for i in range(len(labels))]
 
 # %% ../nbs/26_baselines.ipynb #81a6625f
 def method_options(name: str  # One of `METHODS`

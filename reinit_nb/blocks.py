@@ -378,7 +378,7 @@ class _Finder:
         return sorted(units, key=lambda unit: order.index(unit.name) if unit.called else len(order))
 
     def find(self):
-        "Look, and open an only block that holds rows of layers"
+        "Find the units; if there is a single block that holds rows of layers, open it and search again"
         units, starts, last = self.look()
         while len(starts) == 1 and starts[0].big:
             only = starts[0].name

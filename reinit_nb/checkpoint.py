@@ -95,7 +95,7 @@ def _has_state(v):
     return hasattr(type(v), 'load_state_dict') and not isinstance(v, Callback)
 
 def _get_state(v):
-    "State of an object that is not plain"
+    "Return the state of an object that is not plain"
     if isinstance(v, Metric): return get_attributes(v)
     if isinstance(v, random.Random): return pack(v.getstate())
     return v.get_state() if isinstance(v, torch.Generator) else pack(v.state_dict())
@@ -156,7 +156,7 @@ def set_rng_state(state: dict  # From `rng_state`
 def _loaders(dls): return list(getattr(dls, 'loaders', None) or (dls.train, dls.valid))
 
 def _loader_parts(dl):
-    "Parts of a loader that may hold a generator or count epochs"
+    "Return the parts of a loader that may hold a generator or count epochs"
     parts = (dl, vars(dl).get('sampler'), vars(dl).get('batch_sampler'))
     return [o for o in parts if hasattr(o, '__dict__')]
 
@@ -172,7 +172,7 @@ def loader_state(dls  # fastai `DataLoaders`
 def set_loader_state(dls,  # fastai `DataLoaders`
                      state: list  # From `loader_state`
                     ):
-    "Let the next epoch be the one that came next then"
+    "Make the next epoch the one that followed when the state was saved"
     for dl, saved in zip(_loaders(dls), state):
         for o, s in zip(_loader_parts(dl), saved): set_attributes(o, s)
 
@@ -228,7 +228,7 @@ def check_same_run(mine: dict,  # From `run_facts`
 
 # %% ../nbs/27_checkpoint.ipynb #c51e67c9
 def _get_gradients(model):
-    "Gradients by name; those that are zero as a word"
+    "Return gradients by name; a word stands for a gradient of zero"
     grads = {n: p.grad.detach() for n, p in model.named_parameters() if p.grad is not None}
     return {n: g if g.count_nonzero() else 'zero' for n, g in grads.items()}
 
@@ -245,7 +245,7 @@ def _set_optimizer(opt, state, device):
     opt.load_state_dict(state)
 
 def _other_buffers(model):
-    "Buffers that are not in the state dict"
+    "Return the buffers that are not in the state dict"
     saved = model.state_dict().keys()
     return {n: b for n, b in model.named_buffers() if n not in saved}
 
@@ -264,7 +264,7 @@ def insert_saved_norms(model: nn.Module,  # Changed in place
 _COUNTERS = ('epoch', 'iter', 'train_iter', 'pct_train', 'smooth_loss', 'loss', 'final_record')
 
 def _named_callbacks(cbs):
-    "Callbacks by class, numbered; without those that only show something"
+    "Return callbacks by class, numbered, without those that only display"
     cbs = [cb for cb in cbs if not isinstance(cb, CheckpointCallback) and type(cb).__module__ != _DISPLAY]
     return {f'{type(cb).__name__}.{sum(type(o) is type(cb) for o in cbs[:i])}': cb for i, cb in enumerate(cbs)}
 

@@ -558,7 +558,7 @@ def largest_stable_step(model: nn.Module,  # Any model
 
 # %% ../nbs/48_coordinate_nets.ipynb #f867f780
 def _transform(g, window):
-    "Lines × outputs × frequencies, complex, scaled to amplitudes; without frequency zero"
+    "Return complex amplitudes, lines × outputs × frequencies, without frequency zero"
     return 2 * windowed_fft(g.transpose(1, 2), window)[1][..., 1:] / window_weights(g.shape[1], window).sum()
 
 def _double(model, data):

@@ -7,7 +7,7 @@ __all__ = ['SCALES', 'STREAMS', 'ReinitError', 'nearest_name', 'unknown_message'
            'read_setting', 'scale', 'by_scale', 'default_device', 'device_facts', 'device_memory', 'note_device',
            'noted_device', 'cpu_double', 'NoStream', 'Streams', 'as_streams', 'canonical_json', 'Recipe',
            'flatten_recipe', 'diff_recipes', 'sync_folder', 'write_synced', 'atomic_write', 'progress_bar', 'progress',
-           'new_axes']
+           'new_axes', 'plain_log_axis']
 
 # %% ../nbs/00_core.ipynb #67e77830
 import difflib
@@ -505,3 +505,18 @@ def new_axes(n: int | None = None,  # Number of panels; default: one, returned a
     axes = plt.subplots(nrows, ncols, figsize=figsize, layout='constrained', squeeze=False, **kwargs)[1].ravel()
     for unused in axes[n or 1:]: unused.remove()
     return axes[0] if n is None else axes[:n]
+
+# %% ../nbs/00_core.ipynb #axes0004
+def plain_log_axis(ax, axis: str = 'x'  # Or `y`
+                  ):
+    "Put few, readable numbers on a logarithmic axis, however little it spans"
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
+    line = getattr(ax, f'{check_choice("axis", axis, ("x", "y"))}axis')
+    lo, hi = line.get_view_interval()
+    decades = math.log10(hi / lo)
+    if decades < .5: locator = MaxNLocator(3)
+    elif decades < 1.3: locator = LogLocator(subs=(1, 2, 5))
+    else: locator = LogLocator(subs=(1, 3) if decades < 2.5 else (1,))
+    line.set_major_locator(locator)
+    line.set_major_formatter(FormatStrFormatter('%g'))
+    line.set_minor_formatter(NullFormatter())

@@ -103,7 +103,7 @@ class NetworkStack:
         self.b = list(b)
         self.act = find_activation(act)
         self.norms = [None] * len(self.W)   # 1/σ and −μ/σ after each layer, once a member has them
-        self._scratch = {}                  # memory that training steps use again and again
+        self._scratch = {}                  # memory that all training steps share
 
     def __len__(self): return len(self.W[0])
 
@@ -245,7 +245,7 @@ class StackSGD:
         if momentum: self.state = [[torch.zeros_like(p) for p in ps] for ps in (stack.W, stack.b)]
 
     def reset(self, idx):
-        "Forget the momentum of the members `idx`"
+        "Reset the momentum of the members `idx`"
         for p in itertools.chain(*self.state or ()): p[idx] = 0
 
     def __call__(self, i, d, u):
@@ -287,7 +287,7 @@ class StackAdam:
             self.parts.append((rate, tensors, steps))
 
     def reset(self, idx):
-        "Forget the averages and the number of steps of the members `idx`"
+        "Reset the averages and the number of steps of the members `idx`"
         for p in (*self.means, *self.squares): p[idx] = 0
         self.steps = [s + self._since for s in self.steps]
         for m in idx.tolist(): self.steps[m] = 0
@@ -450,7 +450,7 @@ def _redraw_members(stack, run, r, idx, streams):
         if mask.all(): stack.b[i][idx] = 0
 
 def _layerwise_members(stack, run, k, idx, streams):
-    "Lines 5–9 and 15–17 of Algorithm 1: rescale the layers up to `k`, redraw those above"
+    "Rescale the layers up to `k` and redraw those above (lines 5–9 and 15–17 of Algorithm 1)"
     norms = [n[idx] for n in stack.initial_norms] if run.rescale else None
     generators = [s.reinit for s in streams]
     fresh = None
@@ -460,7 +460,7 @@ def _layerwise_members(stack, run, k, idx, streams):
         if i >= k and run.redraw: stack.b[i][idx] = 0
 
 def _normalize_members(stack, k, idx, x):
-    "Lines 10–14: put a fixed norm after layer `k`; an output that has collapsed to a constant stays as it is"
+    "Put a fixed norm after layer `k` (lines 10–14); an output that has collapsed to a constant does not change"
     z = stack_logits(stack, x, upto=k)
     live = idx[z[idx].flatten(1).std(1) > 0]
     if not len(live): return
@@ -480,7 +480,7 @@ def reinitialize_members(stack: NetworkStack,  # Changed in place
                          streams: Sequence[Streams],  # Theirs
                          x: Tensor  # Training examples of the stack
                         ) -> bool:  # Did anything happen?
-    "Do what a method does before round `r`"
+    "Apply the intervention of a method before round `r`"
     if run.method == 'BL' or (r == 0 and run.method != 'LW'): return False
     if run.method == 'LW':
         k = run.ks[r]

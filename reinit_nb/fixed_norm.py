@@ -63,7 +63,7 @@ def insert_after(model: nn.Module,
                  name: str,  # Of the module whose output it changes
                  module: nn.Module  # What to insert
                 ) -> nn.Module:  # `module`
-    "Apply `module` to the output of the module `name`; the names of parameters stay"
+    "Apply `module` to the output of the module `name`; parameter names do not change"
     host = _find_host(model, name)
     host.add_module(NORM_NAME, module)
     # the handle is kept: with it, ids of hooks stay distinct after unpickling

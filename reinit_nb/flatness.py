@@ -21,7 +21,16 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, as_streams, check_choice, check_number, cpu_double, new_axes
+from reinit_nb.core import (
+    ReinitError,
+    Streams,
+    as_streams,
+    check_choice,
+    check_number,
+    cpu_double,
+    new_axes,
+    plain_log_axis,
+)
 from reinit_nb.probing import (
     call_model,
     iter_batches,
@@ -149,9 +158,12 @@ def measure_models(models: dict,  # Name → model
 
 # %% ../nbs/46_flatness.ipynb #46fa0003
 def _curves(df, by):
-    "Return label and rows of each line of a plot; a table without a column `method` is one line"
-    if by == 'method' and by not in df: return [(None, df)]
-    return df.groupby(check_choice('by', by, list(df.columns)), sort=False)
+    "Return label, rows and color of each line of a plot; a table without a column `method` is one line"
+    if by == 'method' and by not in df: return [(None, df, 'C0')]
+    from reinit_nb.baselines import label_colors  # imports fastai
+    groups = list(df.groupby(check_choice('by', by, list(df.columns)), sort=False))
+    colors = label_colors(label for label, _ in groups)
+    return [(label, rows, color) for (label, rows), color in zip(groups, colors, strict=True)]
 
 def _finish(ax, **labels):
     "Label the axes; add a legend if lines have names"
@@ -181,8 +193,10 @@ def plot_margins(df: pd.DataFrame,  # From `margins`
                 ):  # Axes
     "Plot sorted margins on a logarithmic scale, as in Figure 4; linear near zero where some are not positive"
     ax = new_axes(ax=ax)
-    for label, rows in _curves(df, by): ax.plot(rows['rank'], rows.margin, label=label)
-    if (df.margin > 0).all(): ax.set_yscale('log')
+    for label, rows, color in _curves(df, by): ax.plot(rows['rank'], rows.margin, color=color, label=label)
+    if (df.margin > 0).all():
+        ax.set_yscale('log')
+        plain_log_axis(ax, 'y')
     else:
         ax.set_yscale('symlog', linthresh=1e-3)
         ax.axhline(0, c='k', lw=.5)
@@ -271,10 +285,9 @@ def plot_size_ratios(df: pd.DataFrame,  # From `size_ratios`
                     ):  # Axes
     "Plot the Gaussian approximation of the density of the ratios, as in Figure 6; ticks are the ratios"
     ax = new_axes(ax=ax)
-    for i, (label, rows) in enumerate(_curves(df, by)):
+    for label, rows, color in _curves(df, by):
         mean = rows.ratio.mean()
         sd = rows.ratio.std(ddof=1)
-        color = f'C{i}'
         ax.plot(rows.ratio, np.zeros(len(rows)), '|', ms=12, c=color)
         if sd > 0:
             t = np.linspace(mean - 4 * sd, mean + 4 * sd, 200)
@@ -353,10 +366,10 @@ def plot_noise(df: pd.DataFrame,  # From `noise_curve`
     check_choice('y', y, names)
     ax = new_axes(ax=ax)
     sign = -1 if y == 'd_accuracy' else 1
-    for label, rows in _curves(df, by):
+    for label, rows, color in _curves(df, by):
         summary = (sign * rows[y]).groupby(rows.sigma).agg(['mean', 'min', 'max'])
-        line, = ax.plot(summary.index, summary['mean'], 'o-', ms=4, label=label)
-        ax.fill_between(summary.index, summary['min'], summary['max'], alpha=.2, lw=0, color=line.get_color())
+        ax.plot(summary.index, summary['mean'], 'o-', ms=4, color=color, label=label)
+        ax.fill_between(summary.index, summary['min'], summary['max'], alpha=.2, lw=0, color=color)
     return _finish(ax, xlabel='σ of the noise', ylabel=names[y])
 
 # %% ../nbs/46_flatness.ipynb #9cef5f1e
@@ -521,9 +534,9 @@ def plot_spectral_density(df: pd.DataFrame,  # From `spectral_density`
     hi = df.eigenvalue.max()
     sd = check_number('width', width, 0, lo_open=True) * ((hi - lo) or 1)
     t = np.linspace(lo - 5 * sd, hi + 5 * sd, 500)
-    for label, rows in _curves(df, by):
+    for label, rows, color in _curves(df, by):
         bumps = norm.pdf(t[:, None], rows.eigenvalue.to_numpy(), sd)
-        ax.plot(t, bumps @ rows.weight.to_numpy() / rows.weight.sum(), label=label)
+        ax.plot(t, bumps @ rows.weight.to_numpy() / rows.weight.sum(), color=color, label=label)
     ax.set_yscale('log')
     ax.set_ylim(bottom=max(1e-8, ax.get_ylim()[0]))
     return _finish(ax, xlabel='eigenvalue', ylabel='density')
@@ -639,7 +652,7 @@ def plot_slice(df: pd.DataFrame,  # From `slice_1d`
     "Plot the loss along a line"
     check_choice('y', y, ['loss', 'accuracy'])
     ax = new_axes(ax=ax)
-    for label, rows in _curves(df, by): ax.plot(rows.t, rows[y], label=label)
+    for label, rows, color in _curves(df, by): ax.plot(rows.t, rows[y], color=color, label=label)
     return _finish(ax, xlabel='t', ylabel=y)
 
 def plot_surface(df: pd.DataFrame,  # From `slice_2d`, of one model

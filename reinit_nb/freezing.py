@@ -481,7 +481,7 @@ class FrozenLayersCallback(FitCallback):
         drop_opt_state(self.opt, {p: thawed})
 
     def _eval_norms(self):
-        "Put frozen BatchNorm into evaluation mode, and the others back into their own"
+        "Put frozen BatchNorm layers into evaluation mode, and restore the mode of all others"
         active = self.bn == 'eval' and self.model.training
         frozen = _frozen_norms(self._net, self.frozen_params) if active else []
         for m, mode in self.norm_modes.items():
@@ -515,7 +515,7 @@ class FrozenLayersCallback(FitCallback):
         for h in self.partly_frozen.values(): h.restore(self.opt)
 
     def release(self):
-        "Leave everything as it was found, but for what was trained"
+        "Restore everything but the trained weights to the state before the fit"
         if not self.active: return
         self._restore_norms()
         for p, flag in self.requires_grad_before.items(): p.requires_grad_(flag)

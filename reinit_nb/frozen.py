@@ -105,7 +105,7 @@ class _FrozenChannels:
                 loud[above[above >= 0]] = True
 
     def _failing_rows(self):
-        "Channels behind a normalization whose row in front of it is not below the cutoff"
+        "Return the channels behind a normalization whose row in front of it is not below the cutoff"
         w = self.wiring
         fails = np.zeros(w.n, bool)
         loud = ~w.written[w.norm_inputs] | self.loud_writers[w.norm_inputs]
@@ -113,7 +113,7 @@ class _FrozenChannels:
         return fails
 
     def _third_columns(self, double):
-        "Section 6.2 as it stands, without a normalization: the column of the same index in the layer after"
+        "Return the column of the same index in the layer after: Section 6.2 to the letter, without normalizations"
         w = self.wiring
         has_reader = w.read.copy()
         has_reader[w.norm_inputs] = True
@@ -141,7 +141,7 @@ def _count_weights(part, row, col):
     return added, added - in_both
 
 def _count_channels(part, rows, cols):
-    "Return the same for rows and columns given as masks over channels"
+    "Count the weights of a part in rows and columns given as masks over channels"
     return _count_weights(part, select_channels(rows, part.rows), select_channels(cols, part.cols))
 
 def _layer_row(part, small_rows, small_cols, countable, frozen=0, double=0, triple=0, distinct=0):
@@ -191,7 +191,7 @@ class _PairMasks:
         return np.isin(self.reader.cols, self.ends[rows].indices)
 
 def _small_parts(w, model, cutoff, bias):
-    "For each layer: its rows, as a mask, and the channels it reads that are below the cutoff"
+    "Return for each layer the rows (a mask) and the channels that it reads which are below the cutoff"
     parameters = dict(model.named_parameters())
     found = {}
     for p in w.layers:
@@ -316,7 +316,7 @@ def frozen_filters(model: nn.Module,  # Any network
     return pd.DataFrame(found, columns=['layer', 'filter', 'row', 'gamma', 'beta', 'next', 'column'])
 
 def _norm_entry(w, model, parameters, channel):
-    "Weight and bias of the normalization that reads a channel; NaN if there is none"
+    "Return weight and bias of the normalization that reads a channel; NaN if there is none"
     for p in w.norms:
         at = np.flatnonzero(p.cols == channel)
         if not len(at): continue
@@ -389,7 +389,7 @@ class _ReaderInputs:
 
 # %% ../nbs/43_frozen.ipynb #27db4afa
 def _dead_units_row(w, part, seen):
-    "Dead units of a part, and the ranks of what its reader sees of it"
+    "Count the dead units of a part, and measure the ranks of the features that its reader gets"
     cols = seen.reader.cols
     alive, read = np.zeros(w.n, bool), np.zeros(w.n, bool)
     read[cols[cols >= 0]] = True

@@ -394,7 +394,7 @@ def allcnn(*, streams: Streams | None = None,  # Draw from these instead of `see
 
 # %% ../nbs/10_models.ipynb #96d742e6
 class Added(nn.Module):
-    "The output of `body`, added to its input"
+    "Module that adds its input to the output of `body`"
     def __init__(self, body):
         super().__init__()
         self.body = body

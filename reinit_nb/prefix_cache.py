@@ -257,7 +257,7 @@ class _SkippedPipeline:
 
 # %% ../nbs/31_prefix_cache.ipynb #98f471ce
 class _TorchSource:
-    "The same for torch's own loader; it takes the place of the dataset"
+    "Return rows of the store instead of examples, for torch's own loader"
     def __init__(self, dl):
         if not hasattr(dl.dataset, '__getitem__') or dl.batch_size is None: raise ReinitError(_NOT_INDEXED)
         self.dl = dl
@@ -407,7 +407,7 @@ class PrefixStore:
             for a, t in zip(self.arrays, batch): a.t[start:start + len(idx)] = t.as_subclass(Tensor).cpu()
 
     def verify(self, n, exact):
-        "Compare random batches with the rows of the store, bit by bit"
+        "Check that random batches are bit-identical to the rows of the store"
         source, gen = self.source, Streams(0).data
         if not source.shuffle: return
         sizes = [min(source.bs, source.n)] * n
@@ -540,7 +540,7 @@ class CachedPrefixCallback(FitCallback):
         return {}
 
     def load_state_dict(self, state: dict):
-        "Fill the stores again if a checkpoint has brought other weights"
+        "Refill the stores if a checkpoint has loaded other weights"
         if not self.key or self.key[2] == _fingerprint(self.model, self.cut.chain): return
         with preserve_rng(), preserve_model(self.model, weights=False):
             for kind, store in self.stores.items():

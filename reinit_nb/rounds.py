@@ -36,6 +36,7 @@ from reinit_nb.core import (
     check_flags,
     check_number,
     new_axes,
+    plain_log_axis,
     unknown_message,
 )
 from .fixed_norm import FixedNorm, add_norms, remove_norm
@@ -160,7 +161,7 @@ class RoundPlan:
     lr_factor: float | Callable = 1.  # Multiplies the learning rate: a number, or `f(step, steps)` within the round
 
     def actions(self, names: Iterable[str]) -> dict:  # Parameter → word; those that are kept are left out
-        "Say what happens to the parameters `names`"
+        "List what happens to the parameters `names`"
         whole = {n: 'redrawn' for n in names if n.rpartition('.')[0] in self.reset}
         return {n: word for n, word in self.change.items() if n not in whole} | whole
 
@@ -424,7 +425,7 @@ def check_calls(blocks: Blocks,  # Of a model
 
 # %% ../nbs/21_rounds.ipynb #6ba6eb5c
 class FitCallback(Callback):
-    "What callbacks of this package share: errors in their own words, and an end of each fit, however it ends"
+    "Base of all callbacks of this package: clear errors, and clean-up at the end of every fit"
     has_run = False   # Is there something to read after a fit?
 
     def __call__(self, event_name):
@@ -444,7 +445,7 @@ class FitCallback(Callback):
         return '' if self.learn is None and self.has_run else Callback.name.fget(self)
 
     def release(self):
-        "Undo what lasts as long as a fit. By default nothing"
+        "Undo everything that is set up for the time of a fit; by default nothing"
 
 # %% ../nbs/21_rounds.ipynb #6ba6eb5d
 class RoundMethod(FitCallback):
@@ -476,7 +477,7 @@ class RoundMethod(FitCallback):
         self._clear()
 
     def plan_round(self, blocks: Blocks, r: int) -> RoundPlan:
-        "Say what happens in round `r`. By default nothing"
+        "Return what happens in round `r`; by default nothing"
         return RoundPlan()
 
     def new_weights(self, weights: dict, r: int) -> tuple[dict, dict]:  # Values, and masks of redrawn entries, by name
@@ -695,7 +696,7 @@ class RoundCallback(RoundMethod):
     def _lr_factor(self):
         factor = self.plans[self.round - 1].lr_factor
         if not callable(factor): return factor
-        if not self.lengths: return 1.   # in `fit_rounds` nobody knows how long a round will be
+        if not self.lengths: return 1.   # in `fit_rounds` the length of a round is not known in advance
         return factor(self.step - self.starts[self.round - 1], self.lengths[self.round - 1])
 
     def _restore_lr(self):
@@ -771,6 +772,7 @@ def plot_losses(losses: Tensor,  # One for each batch
     ax.plot(losses.cpu(), lw=.8)
     for s in starts[1:]: ax.axvline(s, c='k', lw=.6, ls=':')
     ax.set(xlabel='batch', ylabel='training loss', yscale='log')
+    plain_log_axis(ax, 'y')
     return ax
 
 def plot_log(df: pd.DataFrame,  # A `log`

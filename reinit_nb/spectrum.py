@@ -363,7 +363,7 @@ def spectra_of_values(g: Tensor,  # Lines × n × outputs, as from `probe_values
 
 # %% ../nbs/47_spectrum.ipynb #a54b33c7
 def _plane_spectra(g, unit, window, dtype):
-    "Return the same in planes: columns plane, output, fx, fy, energy"
+    "Return the spectra of values in planes: columns plane, output, fx, fy, energy"
     n = g.shape[1]
     h = g.movedim(-1, 1)
     energy = fourier_energies(h, window, 2).flatten(2)

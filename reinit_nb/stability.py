@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional as F
 
-from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes
+from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes, plain_log_axis
 from .probing import check_model, list_batches, model_device, probe_model, to_device
 
 # %% ../nbs/45_stability.ipynb #d300eb2f
@@ -106,7 +106,7 @@ def balance_rate(n: int = 2, points: int = 1):  # A sympy expression
     return sp.cancel(sp.expand(change) / (first**2 - second**2))
 
 # %% ../nbs/45_stability.ipynb #96819750
-def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at rest
+def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at an equilibrium
     "Return $-\\dot t/(\\eta t)$ for weights of size $t$, with $a=\\mathbb E[A^2]$ and $r$ for $|\\mathbb E[(B-y)A]|$"
     import sympy as sp
     m = product_model(n)
@@ -118,7 +118,7 @@ def size_equation(n: int = 2):  # A sympy expression in t, a, r, lambda: zero at
 # %% ../nbs/45_stability.ipynb #9cc228e4
 # Sign of θj/θi → `square` (of each weight), `product` (Aθiθj), `residual` (f−y), `eigenvalues`
 def double_equilibria() -> dict:
-    "Return where two weights rest beyond zero, and the eigenvalues of the linearization there"
+    "Return the equilibria of two weights other than zero, and the eigenvalues of the linearization there"
     import sympy as sp
     m = product_model(2)
     flow = symbolic_flow(2)
@@ -316,13 +316,13 @@ def _fastest_direction(path, r):
     return path[..., :1] - torch.where(r < 0, -1., 1.)[:, None] * path[..., 1:]
 
 def _log_growth(path):
-    "Return the logarithm of the norm, less that at the start; what went to infinity stays there"
+    "Return the logarithm of the norm, minus that at the start; infinite norms stay infinite"
     logs = path.norm(dim=-1).log()
     return torch.where(logs.isnan(), math.inf, logs) - logs[0]
 
 # %% ../nbs/45_stability.ipynb #f47e8ba1
 def _slowest_rate(rho, lam, eta, how):
-    "Return the rate that takes longest to show; at the border itself: long, but not forever"
+    "Return the rate that takes longest to observe, bounded at the border of stability"
     if how == 'flow': return eta * torch.maximum((rho - lam).abs(), .02 * (rho + lam)).clamp(min=1e-12)
     multipliers = [(1 + eta * (sign * rho - lam)).abs() for sign in (1, -1)]
     return torch.minimum(*(o.log().abs() for o in multipliers)).clamp(.001, .5)
@@ -449,6 +449,7 @@ def plot_escape_times(df: pd.DataFrame  # From `escape_times`
         ax.plot(g.value, g.predicted_time, 'k-', lw=.8, label='predicted')
         ax.plot(g.value, g.time, '.', label='simulated')
         ax.set(xlabel=labels.get(name, name), yscale='log')
+        plain_log_axis(ax, 'y')
     axs[0].set_ylabel('time to grow tenfold')
     axs[0].legend(frameon=False)
     return axs
@@ -465,7 +466,7 @@ def plot_portrait(A: float = 1., B: float = 0., y: float = 1., lam: float = .1, 
                   n: int = 2,  # Weights; from three on, the others equal θj
                   ax=None  # Where to draw
                  ):  # Axes
-    "Plot streamlines of the flow; places of rest that are stable are filled"
+    "Plot streamlines of the flow; stable equilibria are filled"
     ax = new_axes(size=(3.2, 3.2), ax=ax)
     n = check_number('n', n, 2, integer=True)
     theta_i, theta_j, starts = _grid_of_starts(lim, 41, n)
@@ -491,7 +492,7 @@ def basins(A: float = 1., B: float = 0., y: float = 1., lam: float = .1,  # As i
            k: int = 61,  # Starts a side
            time: float | None = None  # How long; default: 24/λ
           ) -> pd.DataFrame:  # One row per start: theta_i, theta_j, end (the norm), returned
-    "Simulate from where the flow returns to zero"
+    "Simulate from which starts the flow returns to zero"
     lim = check_number('lim', lim, 0, lo_open=True)
     k = check_number('k', k, 2, integer=True)
     n = check_number('n', n, 2, integer=True)

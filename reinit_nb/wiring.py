@@ -307,7 +307,7 @@ class ChannelTracer(TorchFunctionMode):
                              f'{what} is added in {self.current_module}: a channel of zeros is no longer zero'))
 
     def trace_product(self, call):
-        "Keep channels in a product with what is no channel; note a gate where two channels are multiplied"
+        "Keep channels in a product with a tensor that no layer writes; note a gate where two channels are multiplied"
         a, b = call.arg(0, 'input'), call.arg(1, 'other')
         ids_a, ids_b = self.get_numbers(a), self.get_numbers(b)
         division = 'div' in call.name
@@ -331,7 +331,7 @@ class ChannelTracer(TorchFunctionMode):
 # %% ../nbs/42_wiring.ipynb #4cdbc4be
 @contextmanager
 def _preserve_attributes(model):
-    "Give every module its attributes back: some store tensors of the run there"
+    "Restore the attributes of every module: some modules store tensors of the run there"
     before = [(m, dict(vars(m))) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
     try: yield
     finally:
@@ -494,7 +494,7 @@ class Wiring:
                       channels_by_text(self.why), channels_by_text(self.remark), self.skipped_weights)
 
     def _incidence(self, channel_sets):
-        "Sparse matrix: which set has which channel"
+        "Return a sparse matrix: which set has which channel"
         sets = [c[c >= 0] for c in channel_sets]
         at = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
         return csr_matrix((np.ones(len(at), np.int32), (at, _concatenate(sets))), (len(sets), self.n))
@@ -550,7 +550,7 @@ def _concatenate(arrays): return np.concatenate([np.empty(0, int), *arrays])
 def select_channels(mask: np.ndarray,  # By channel
                     channels: np.ndarray  # Channel numbers; −1: none
                    ) -> np.ndarray:  # For each of `channels`; false for −1
-    "Look up a mask over channels"
+    "Return the entries of a mask over channels at some channels"
     return np.append(mask, False)[channels]
 
 def _summarize(texts):

@@ -32,7 +32,7 @@ def _is_state_dict(o):
     return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in o.items())
 
 def _find_state_dict(o, path):
-    "Return the dict of tensors in what a file holds"
+    "Return the dict of tensors in the content of a file"
     if _is_state_dict(o): return o
     found = f'a {type(o).__name__}'
     if isinstance(o, dict):
@@ -183,7 +183,7 @@ def _unknown_arch(arch, zoo, name):
 
 # %% ../nbs/14_zoo.ipynb #f2d00002
 class FoldedShift(nn.Module):
-    "What is left of a normalization that was folded into the convolution before it: a number added to each channel"
+    "Remainder of a normalization that was folded into the convolution before it: a number added to each channel"
     def __init__(self, bias: Tensor):  # One for each channel
         super().__init__()
         self.bias = nn.Parameter(bias)
@@ -193,7 +193,7 @@ class FoldedShift(nn.Module):
 _NORMS = nn.modules.batchnorm._BatchNorm
 
 def _shifts_of_norms(net, state):
-    "For each normalization without values: its shift, which the file has as the bias of the convolution before it"
+    "Yield, for each normalization without values, its shift: in the file it is the bias of the convolution before it"
     shifts = {}
     conv = None
     for name, m in net.named_modules():
@@ -291,7 +291,7 @@ def _download_resnet18(seconds):
     finally: socket.setdefaulttimeout(old)
 
 def resnet18_imagenet(download: bool = True,  # Download the weights, if torch's cache does not have them?
-                      seconds: float = 10  # After which a download without an answer is given up
+                      seconds: float = 10  # Seconds after which a download without an answer is canceled
                      ) -> nn.Module:  # For evaluation
     "Return torchvision's ResNet18 that was trained on ImageNet, or the part of it in the folder `REINIT_DATA`"
     from torchvision.models import ResNet18_Weights

@@ -1,6 +1,10 @@
 "The callbacks and the ensemble do the same: one recipe, run by fastai and by plain torch"
+import math
 from functools import partial
+from itertools import combinations
 
+import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 import torch
 from fastai.data.core import DataLoaders
@@ -8,15 +12,18 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import OptimWrapper
+from matplotlib.colors import to_rgb
 from reference_loops import linears, mlp_loop
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from reinit_nb.baselines import METHODS
+from reinit_nb.baselines import METHOD_COLORS, METHODS, label_colors
 from reinit_nb.core import Streams
 from reinit_nb.ensemble import MLPRun
+from reinit_nb.flatness import plot_slice
 from reinit_nb.init import draw_weights
 from reinit_nb.reinit import PAPER_METHODS
+from reinit_nb.studies.common import ARM_COLORS, color_of
 from reinit_nb.synthetic import SyntheticTask, make_synthetic
 
 
@@ -94,3 +101,40 @@ def test_ablations_are_the_ensembles(kw):
 def test_the_comparison_can_fail():
     run = MLPRun('WELSR', TASK, seed=3, steps=4, blocks=2, n_iter=2)
     with pytest.raises(AssertionError): assert_same_layers(by_fastai(run.replace(frac=.3)), by_torch(run))
+
+
+def lab(color):
+    "CIELAB coordinates of a color, and its contrast with white"
+    linear = [c / 12.92 if c <= .04045 else ((c + .055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    luminance = sum(weight * c for weight, c in zip((.2126, .7152, .0722), linear, strict=True))
+    mix = ((.4124, .3576, .1805), (.2126, .7152, .0722), (.0193, .1192, .9505))
+    xyz = [sum(m * c for m, c in zip(row, linear, strict=True)) for row in mix]
+    x, y, z = (v / white for v, white in zip(xyz, (.9505, 1., 1.089), strict=True))
+    x, y, z = (v ** (1 / 3) if v > .008856 else 7.787 * v + 16 / 116 for v in (x, y, z))
+    return (116 * y - 16, 500 * (x - y), 200 * (y - z)), 1.05 / (luminance + .05)
+
+
+def test_every_method_and_remedy_has_a_color_of_its_own():
+    remedies = ('L2', 'L2 Init', 'S&P', 'CBP', 'ReDo', 'ReGraMa', 'SNR', 'SWR', 'FIRE', 'DASH', 'dirac', 'fresh',
+                'head', 'Hare & Tortoise')
+    assert set(METHOD_COLORS) == {*METHODS, *remedies}
+    table = {name: lab(color) for name, color in (METHOD_COLORS | ARM_COLORS).items()}
+    for (a, (one, _)), (b, (two, _)) in combinations(table.items(), 2):
+        assert math.dist(one, two) > 19, (a, b)
+    assert min(contrast for _, contrast in table.values()) > 2.2   # readable on white
+
+
+def test_arms_have_the_colors_of_their_methods():
+    assert color_of('plain') == color_of('Baseline') == METHOD_COLORS['BL']
+    assert color_of('full reset') == color_of('reset') == METHOD_COLORS['fresh']
+    assert color_of('head reset') == METHOD_COLORS['head'] != METHOD_COLORS['FC']
+    assert color_of('S&P') == METHOD_COLORS['S&P'] != METHOD_COLORS['shrink']
+    assert label_colors(['LW', 'BL']) == [METHOD_COLORS['LW'], METHOD_COLORS['BL']]
+    assert label_colors(['LW', 'my own']) == ['C0', 'C1']
+
+
+def test_curves_of_flatness_have_the_colors_of_methods():
+    df = pd.DataFrame(dict(method=['LW', 'LW', 'BL', 'BL'], t=[0, 1, 0, 1], loss=[1, 2, 1, 3]))
+    colors = {line.get_label(): line.get_color() for line in plot_slice(df).lines}
+    assert colors == {'LW': METHOD_COLORS['LW'], 'BL': METHOD_COLORS['BL']}
+    plt.close('all')

@@ -2,6 +2,7 @@
 import math
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -477,3 +478,16 @@ def test_exhibits_can_be_made_of_the_published_results(results):
         assert len(exhibit.alt(*parts)) > 40
         plt.close('all')
     for exhibit in study.STUDY.tables.values(): assert len(exhibit.make(*(results.part(p) for p in exhibit.parts)))
+
+
+def test_numbers_on_the_map_of_flatness_are_readable():
+    rows = [dict(a=.1, lr=1e-4, signals=s, value=v, n=3, mean=m, lo=m - 1, hi=m + 1)
+            for v in ('error', 'trace', 'top') for s, m in (('aliased', -50.), ('resolved', 50.))]
+    for ax in study.plot_flatness_map(pd.DataFrame(rows)):
+        image = ax.images[0]
+        colors = image.cmap(image.norm(image.get_array().data))[..., :3]
+        linear = np.where(colors <= .04045, colors / 12.92, ((colors + .055) / 1.055)**2.4)
+        contrast = (linear @ [.2126, .7152, .0722] + .05) / .05   # of black text
+        assert len(ax.texts) == 2 and {t.get_color() for t in ax.texts} == {'black'}
+        assert contrast.min() > 4.5
+    plt.close('all')

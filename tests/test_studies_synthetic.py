@@ -1,12 +1,15 @@
 "The synthetic study: the control with restarts"
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from reinit_nb.store import Store, load_results
 from reinit_nb.studies.synthetic import (
     STUDY,
     last_round,
+    plot_synthetic_norms,
+    plot_synthetic_rounds,
     restart_gains,
     table1_recipes,
     table5_methods,
@@ -52,3 +55,13 @@ def test_gains_over_restarts_by_hand():
     said = restart_gains(both).loc[0.]
     assert float(said['restart − Baseline'].split()[0]) == pytest.approx(100 * (d.restart - d.Baseline).mean(), abs=.06)
     assert float(said['LW − restart'].split()[0]) == pytest.approx(100 * (d.LW - d.restart).mean(), abs=.06)
+
+
+def test_legends_of_figures_by_round_cover_no_panel():
+    df = STUDY.load(RESULTS).part('table1')
+    for axs in (plot_synthetic_rounds(df), plot_synthetic_norms(df)):
+        assert not any(ax.get_legend() for ax in axs)
+        legend, = axs[0].figure.legends
+        axs[0].figure.canvas.draw()
+        assert all(ax.get_window_extent().x1 <= legend.get_window_extent().x0 for ax in axs)
+    plt.close('all')

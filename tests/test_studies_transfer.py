@@ -252,7 +252,7 @@ def test_gains_are_paired(labelled):
     assert t.accuracy['fresh'] == pytest.approx(60.5)
 
 def test_plots(labelled):
-    assert plot_gains(labelled, 'none').get_xlabel().endswith('none')
+    assert plot_gains(labelled, 'none').get_xlabel().startswith('test accuracy minus that of no intervention')
     assert [ax.get_title() for ax in plot_gain_correlations(labelled)] == list(TRANSFER_INTERVENTIONS[1:])
     same = dict(setting='resnet18', model='resnet18', test_acc=.5, test_loss=2., first_frozen=1, near=2, fisher=3.)
     d = pd.DataFrame([same | dict(variant=k, seed=s, recipe=f'{k}{s}') for k in ('0', '1e-3') for s in range(2)])

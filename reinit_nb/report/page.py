@@ -305,7 +305,7 @@ def results_page(results: dict[str, StudyResults],  # By name of the study
 
 # %% ../../nbs/81_report.page.ipynb #a76376e3
 def _flat_fields(fields, prefix=''):
-    "Fields of a record by dotted name"
+    "Return the fields of a record by dotted name"
     found = {}
     for key, value in fields.items():
         name = f'{prefix}{key}'

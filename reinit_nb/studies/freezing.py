@@ -63,6 +63,7 @@ from reinit_nb.studies.common import (
     Table,
     color_of,
     cost_table,
+    dataset_label,
     find_results,
     seed_range,
 )
@@ -291,7 +292,7 @@ class ReservoirTrainer:
 
     @torch.no_grad()
     def freeze(self, masks):
-        "Train only what these masks leave; what is frozen keeps no momentum that would move it"
+        "Train only the entries outside these masks, and clear the momentum of frozen ones"
         names = dict.fromkeys(n for m in masks for n in m)
         self.trained = {n: _trained_entries(n, masks, self.stack.params[n]) for n in names}
         for n, trained in self.trained.items():
@@ -396,7 +397,7 @@ def _check_stack(recipes):
 
 # %% ../../nbs/63_studies.freezing.ipynb #c35f5a2d
 def _measure_epoch(stack, run, epoch, data, fit):
-    "Return rows of all members after an epoch; `None` if nobody asked"
+    "Return rows of all members after an epoch; `None` if the epoch is not recorded"
     if epoch not in (*run.looks, *run.separate, run.epochs): return None
     x, y, x_test, y_test = data
     separability = layer_separability(stack, *data) if epoch in run.separate else [{}] * len(stack)
@@ -834,7 +835,7 @@ def plot_freezing_sweep(t: pd.DataFrame,  # From `compare_frozen`
     if names: ax.set_xticks(at, t[x], rotation=30, ha='right')
     else: ax.set_xticks(at, [f'{v:g}' for v in at])
     ax.set(xlabel='' if names else x, ylabel='test accuracy [%]')
-    ax.legend(frameon=False, fontsize='small')
+    ax.legend(frameon=False, fontsize='small', loc='lower right', bbox_to_anchor=(1, 1), ncols=2)
     return ax
 
 # %% ../../nbs/63_studies.freezing.ipynb #0f6f94d4
@@ -854,11 +855,11 @@ def plot_freezing_epochs(df: pd.DataFrame,  # Results of default runs
             s = summary(df[(df.dataset == dataset) & (df.frozen == f)], 'epoch', 'y').sort_values('epoch')
             ax.plot(s.epoch, s['mean'], 'o-', ms=3, color=color, label=FREEZING_NAMES[f])
             ax.fill_between(s.epoch, s.lo, s.hi, color=color, alpha=.2, lw=0)
-        ax.set(title=dataset, xscale='log', xlabel='epoch')
+        ax.set(title=dataset_label(dataset), xscale='log', xlabel='epoch')
         ax.set_xticks(s.epoch, s.epoch)
         ax.minorticks_off()
     axs[0].set_ylabel(_ACCURACIES.get(value, value))
-    axs[0].legend(frameon=False)
+    axs[-1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
     return axs
 
 # %% ../../nbs/63_studies.freezing.ipynb #0ad400dc
@@ -866,13 +867,13 @@ def plot_layer_separability(t: pd.DataFrame,  # From `separability_by_layer`
                             title: str = '',  # Of the figure
                             ax=None  # Where to draw
                            ):  # Axes
-    "Plot separability by layer: training data dashed, test data solid"
+    "Plot separability by hidden layer, counted from 1: training data dashed, test data solid"
     ax = new_axes(size=_SIZE, ax=ax)
     for (f, part), g in t.groupby(['frozen', 'part'], sort=False):
-        ax.errorbar(g.layer, g['mean'], (g.hi - g.lo) / 2, ls='--' if part == 'train' else '-', marker='o', ms=3,
+        ax.errorbar(g.layer + 1, g['mean'], (g.hi - g.lo) / 2, ls='--' if part == 'train' else '-', marker='o', ms=3,
                     capsize=2, color=FREEZING_COLORS[f], label=f'{FREEZING_NAMES[f]}, {part}')
     ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title)
-    ax.legend(frameon=False, fontsize='x-small')
+    ax.legend(frameon=False, fontsize='x-small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../../nbs/63_studies.freezing.ipynb #294e78b0
@@ -891,7 +892,7 @@ def plot_landscape_slices(df: pd.DataFrame,  # Results of `landscape_runs`
             ax.fill_between(t, v.min(0), v.max(0), color=color, alpha=.2, lw=0)
         ax.set(title=f'after {epoch} epochs', xlabel='t', yscale='log')
     axs[0].set_ylabel('training loss')
-    axs[0].legend(frameon=False)
+    axs[-1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
     return axs
 
 # %% ../../nbs/63_studies.freezing.ipynb #5fe9ed71
@@ -984,6 +985,7 @@ def layer_separability_table(rows: pd.DataFrame  # Results of the default networ
     t = pd.DataFrame({'before, ours': ours(1., epoch=0), 'before, paper': paper['frozen', 'epoch 0'],
                       'frozen, ours': ours(1.), 'frozen, paper': paper['frozen', 'epoch 100'],
                       'trained, ours': ours(0.), 'trained, paper': paper['unfrozen', 'epoch 100']})
+    t.index = t.index + 1   # as in figures, counted from 1
     return t.rename_axis('hidden layer').round(1)
 
 def _layers_alt(rows):

@@ -24,7 +24,7 @@ from fastai.callback.core import Callback
 from torch import nn
 
 from ..between import SPARSITY_KINDS, sparsify, sparsity, sparsity_totals
-from ..core import ReinitError, by_scale, check_choice, check_number, new_axes
+from ..core import ReinitError, by_scale, check_choice, check_number, new_axes, plain_log_axis
 from ..core import scale as get_scale
 from ..frozen import MutuallyFrozenCallback, frozen_totals, mutually_frozen
 from ..path import Learn, Run, lr_at, scaled_decay, training_images
@@ -346,7 +346,8 @@ def plot_frozen_share(df: pd.DataFrame,  # From `label_freezing` of results of `
         if x == 'exposure': ax.axvline(np.log(100), c='k', lw=.8, ls=':')
         ax.set(title=arch, xlabel=x)
     axs[0].set_ylabel('filters frozen [%]')
-    axs[-1].legend(title='weight decay', fontsize=7, title_fontsize=7)
+    axs[-1].legend(title='weight decay', fontsize=7, title_fontsize=7, frameon=False, loc='upper left',
+                   bbox_to_anchor=(1, 1))
     return axs
 
 def freezing_points(df: pd.DataFrame  # From `label_freezing` of results of `freezing_runs`
@@ -420,6 +421,7 @@ def plot_pair_norms(t: pd.DataFrame  # From `pair_table`
             ax.plot(mean.index, mean, color=color[wd], lw=.8, label=f'{wd:g}' if layer == 1 else None)
         scale = 'linear' if treatment in ('alone', 'zero') else 'log'
         ax.set(title=treatment, xlabel='epoch', yscale=scale)
+        if scale == 'log': plain_log_axis(ax, 'y')
     axs[1].set_ylim(-.05, 1)
     axs[0].set_ylabel('norm of row + column')
     axs[-1].legend(title='weight decay', fontsize='small', title_fontsize='small', frameon=False, loc='upper left',
@@ -487,7 +489,7 @@ def count_by_rule(net: nn.Module,  # Any network
 # %% ../../nbs/64_studies.frozen_weights.ipynb #f2e00004
 def count_imagenet(cutoffs: Sequence[float] = (1e-2, .03, .1)  # Norms below this count as zero
                   ) -> pd.DataFrame:  # One row per network, rule and cutoff
-    "Count in two networks; of the ResNet-18 only stem to stage 3 are at hand, with their normalizations folded in"
+    "Count in two networks; of the ResNet-18 only stem to stage 3 are available, with their normalizations folded in"
     nets = {'Keras ResNet-50': resnet50_imagenet, 'torchvision ResNet-18': resnet18_imagenet_part}
     parts = [count_by_rule(make(), cutoffs, (1, 3, 64, 64)).assign(network=name) for name, make in nets.items()]
     return pd.concat(parts, ignore_index=True).set_index(['network', 'rule', 'cutoff']).reset_index()
@@ -519,7 +521,7 @@ def _measured(name, draws, measure):
     return ResultsFile(lists, measure=measure)
 
 def _without_provenance(df):
-    "Columns that were measured"
+    "Return the columns that were measured"
     known = ('recipe', 'format', *PROVENANCE)
     return df.drop(columns=[c for c in known if c in df]).dropna(axis=1, how='all')
 

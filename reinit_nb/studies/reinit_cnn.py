@@ -44,6 +44,7 @@ from reinit_nb.studies.common import (
     Table,
     color_of,
     cost_table,
+    dataset_label,
     find_results,
     label_runs,
     line_ends,
@@ -308,13 +309,13 @@ def converged_parts(scale: str | None = None, seeds: int | None = None) -> list[
     return _compare(cells, arms, _converged_seeds(seeds, 12, scale), scale)
 
 def converged_early(scale: str | None = None, seeds: int | None = None) -> list[MatchedRuns]:
-    "Return rounds of a quarter and a half of the steps to convergence: R7; scnn, 12 seeds"
+    "Return rounds of a quarter and a half of the steps to convergence: R7, without `restart`; scnn, 12 seeds"
     datasets = by_scale(('digits',), ('cifar10', 'cifar100'), ('oxford_pet', 'cifar10'), scale)
     arms = ('BL', *(arm.name for arm in _EARLY))
     return _compare(_cells(scale, ('scnn',), datasets), arms, _converged_seeds(seeds, 12, scale), scale)
 
 def converged_settings(scale: str | None = None, seeds: int | None = None) -> list[MatchedRuns]:
-    "Return 16 settings of hyperparameters: R12; scnn of half width, 6 seeds"
+    "Return 16 settings of hyperparameters: R12, with BL alone; scnn of half width, 6 seeds"
     at = get_scale(scale)
     datasets = by_scale(('digits',), ('cifar10', 'cifar100'), ('cifar10', 'cifar100'), at)
     found = []
@@ -460,7 +461,7 @@ def label_comparisons(df: pd.DataFrame,  # As from `comparison_results`
 def converged_progress(df: pd.DataFrame,  # As from `comparison_results`
                        comparisons: Sequence[MatchedRuns]  # That are planned
                       ) -> pd.DataFrame:  # A row per cell: planned and recorded seeds, steps, train_acc, fits, complete
-    "Tell for every cell how many of its planned seeds are there, and whether its networks fit their images"
+    "Count for every cell the planned seeds that are recorded, and check whether its networks fit their images"
     planned = [dict(model=c.run.model, dataset=c.run.task.dataset, arm=arm, lead=c.run.hash) for c in comparisons
                for arm in ('LW', *(a.name for a in c.arms))]
     named = label_comparisons(df, comparisons)
@@ -527,7 +528,7 @@ _CONVERGED_PARTS = {f'converged_{k}': _converged_part(k, k != 'settings')
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #49ad88df
 def _image_shape(run):
-    "Return classes, channels and pixels, also of data that is not there"
+    "Return classes, channels and pixels, also of missing data"
     facts = _dataset_facts(run.task.dataset)
     task = run.task
     return int(task.classes or facts.classes), int(task.channels or facts.channels), task.size or int(facts.pixels)
@@ -659,7 +660,7 @@ def plot_converged_gains(table: pd.DataFrame,  # From `converged_gains`
             mean = paper[(paper.model == names.get(r.model, r.model)) & ~paper.augment].gain.mean()
             ax.plot(mean, y, 'D', ms=7, mfc='none', color=color)
     ax.axvline(0, c='k', lw=.8)
-    labels = [f'{r.model} · {r.dataset} · {r.arm} (n = {r.n})' for r in table.itertuples()]
+    labels = [f'{r.model} · {dataset_label(r.dataset)} · {r.arm} (n = {r.n})' for r in table.itertuples()]
     ax.set(yticks=range(len(table)), yticklabels=labels, xlabel='points above BL of equal steps')
     ax.plot([], [], 'kD', ms=7, mfc='none', label='paper, mean of six datasets')
     ax.legend(fontsize='small', loc='lower right', bbox_to_anchor=(1, 1), frameon=False)
@@ -684,11 +685,11 @@ def plot_round_lengths(df: pd.DataFrame  # Complete cells of `converged_early`
             o = pd.DataFrame({k: mean_interval(v) for k, v in values.items() if len(v)}).T
             ax.errorbar(o.index, o['mean'], [o['mean'] - o.lo, o.hi - o['mean']], fmt='o-', capsize=3,
                         **_line_style(m))
-        ax.set(title=dataset, xscale='log', xlabel='share of the steps to convergence')
+        ax.set(title=dataset_label(dataset), xscale='log', xlabel='share of the steps to convergence')
         ax.set_xticks(list(ROUND_SHARES), [f'{k:g}' for k in ROUND_SHARES], minor=False)
         ax.minorticks_off()
     axs[0].set_ylabel('test accuracy [%]')
-    axs[0].legend(fontsize='small')
+    axs[-1].legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return axs
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #779aea08
@@ -712,7 +713,7 @@ def _plot_by_dataset(df, stem, name, factor=1.):
         for m in ('BL', 'restart', 'LW'):
             s = factor * d[(d.dataset == k) & (d.method == m)].groupby(name).y.mean()
             ax.plot(s.index, s, 'o-', ms=3, **_line_style(m))
-        ax.set(title=k)
+        ax.set(title=dataset_label(k))
     axs[-1].legend(fontsize='small', loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return axs
 

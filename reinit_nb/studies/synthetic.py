@@ -6,7 +6,7 @@
 __all__ = ['L2_PENALTIES', 'TABLE5_SETTING', 'PENALTY_FACTOR', 'table1_recipes', 'table5_recipes', 'table5_restarts',
            'table5_search', 'sweep_lists', 'table1_readings', 'last_round', 'synthetic_table1', 'table5_methods',
            'synthetic_table5', 'restart_gains', 'readable_table', 'plot_synthetic_table1', 'plot_synthetic_table5',
-           'plot_synthetic_rounds', 'plot_synthetic_norms']
+           'line_legend', 'plot_synthetic_rounds', 'plot_synthetic_norms']
 
 # %% ../../nbs/61_studies.synthetic.ipynb #bd1d40e2
 from collections.abc import Sequence
@@ -205,7 +205,7 @@ def plot_synthetic_table1(table: pd.DataFrame,  # From `synthetic_table1`
     ax.plot([], [], 'kD', ms=7, mfc='none', label='paper')
     ax.set(xticks=range(len(_ALPHAS)), xticklabels=[f'α = {a:g}' for a in _ALPHAS], ylabel='test accuracy [%]',
            title='Table 1: ours with 95% intervals, and the paper')
-    ax.legend(ncol=2)
+    ax.legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../../nbs/61_studies.synthetic.ipynb #f0cccedf
@@ -222,10 +222,15 @@ def plot_synthetic_table5(table: pd.DataFrame,  # From `synthetic_table5`
     ax.plot([], [], 'kD:', ms=7, mfc='none', label='paper')
     ax.set(xticks=range(len(L2_PENALTIES)), xticklabels=[f'{p:g}' for p in L2_PENALTIES], xlabel='L2 penalty',
            ylabel='test accuracy', title='Table 5: ours with 95% intervals, and the paper')
-    ax.legend()
+    ax.legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../../nbs/61_studies.synthetic.ipynb #79cb01a4
+def line_legend(ax):
+    "Put the legend of a panel to the right of all panels of its figure"
+    handles, labels = ax.get_legend_handles_labels()
+    ax.figure.legend(handles, labels, frameon=False, fontsize='small', loc='outside right center')
+
 def plot_synthetic_rounds(df: pd.DataFrame,  # Runs of `table1_recipes`
                           value: str = 'test_acc',  # What is drawn
                           ylabel: str | None = None,  # Its name
@@ -233,6 +238,7 @@ def plot_synthetic_rounds(df: pd.DataFrame,  # Runs of `table1_recipes`
                          ):  # One Axes for each α
     "Draw a measurement round by round: means over seeds, with 95% intervals"
     alphas = sorted(df['task.alpha'].unique())
+    whole_figure = axs is None   # then the legend stands next to the panels
     axs = new_axes(len(alphas), size=(3.3, 3)) if axs is None else axs
     for ax, a in zip(axs, alphas):
         for m, g in df[df['task.alpha'] == a].groupby('method', sort=False):
@@ -241,7 +247,7 @@ def plot_synthetic_rounds(df: pd.DataFrame,  # Runs of `table1_recipes`
             ax.fill_between(s.step, s.lo, s.hi, color=color_of(m), alpha=.15, lw=0)
         ax.set(title=f'α = {a:g}', xlabel='step')
     axs[0].set_ylabel(ylabel or value)
-    axs[0].legend(fontsize='small')
+    if whole_figure: line_legend(axs[0])
     return axs
 
 # %% ../../nbs/61_studies.synthetic.ipynb #1d3835ec
@@ -255,12 +261,12 @@ def plot_synthetic_norms(df: pd.DataFrame,  # Runs of `table1_recipes`
     for ax, (value, title) in zip(axs, titles.items()):
         plot_synthetic_rounds(d, value, axs=[ax])
         ax.set(title=title, ylabel='')
-        if ax is not axs[0]: ax.get_legend().remove()
+    line_legend(axs[0])
     return axs
 
 # %% ../../nbs/61_studies.synthetic.ipynb #63ab3d32
 def _best_methods(t, by, name, digits):
-    "Tell which method is best at each setting"
+    "Name the best method at each setting"
     best = t.loc[t.groupby(by)['mean'].idxmax()]
     said = '; '.join(f'{name} = {o[by]:g}: {o.method} {o["mean"]:.{digits}f}' for _, o in best.iterrows())
     return f'the best of ours are {said}'

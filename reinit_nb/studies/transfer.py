@@ -178,7 +178,7 @@ def fine_tuning_stage(how: Learn,  # The paper's
 
 # %% ../../nbs/65_studies.transfer.ipynb #45cb2b98
 def _augmentation(task):
-    "Augmentation of a task as text"
+    "Return the augmentation of a task as text"
     changed = dict(blur=task.blur != 1 and task.blur, shift=task.shift, affine=any(task.affine) and task.affine,
                    blurred_at_random=task.random_blur != 1 and task.random_blur,
                    jitter=any(task.jitter) and task.jitter, flip=task.flip, vflip=task.vflip)
@@ -453,7 +453,7 @@ def annealed_task(task: Task,  # The paper's
     if scale == 'paper': return task
     if scale == 'smoke': task = task.replace(dataset='digits', classes=None)
     classes = _FEWER_CLASSES['cifar100'] if task.dataset == 'cifar100' else None
-    images = min(images, 2000) if classes else images   # 100 of each class are at hand
+    images = min(images, 2000) if classes else images   # 100 of each class are available
     return task.replace(n_train=by_scale(80, images, images, scale), size=by_scale(12, 16, 16, scale),
                         channels=by_scale(1, 3, 3, scale), classes=classes)
 
@@ -468,7 +468,7 @@ EXPOSURES = {   # of the first stage, for the weight decays of two stages
     '0': (0., 0.), '1e-4': (.6, .6), '1e-3': (6., 6.), '1e-4 → 1e-3': (.6, 6.)}
 
 def _annealed_path(model, rates, exposures, scale, images=5000):
-    "Blurred → sharp with the rates of two stages and the weight decays of two exposures"
+    "Return blurred → sharp with the rates of two stages and the weight decays of two exposures"
     tasks = [annealed_task(t, images, scale) for t in paper_tasks()['Table 6: blurred → sharp']]
     hows = [annealed_stage(Learn(lr=lr, decay=decay, wd=1e-3, batch=_PAPER_BATCH, epochs=200, patience=40), epochs,
                            scale=scale) for (lr, decay), epochs in zip(rates, ANNEALED_EPOCHS)]
@@ -558,7 +558,7 @@ def _annealed_fine_tuning(change, scale, images=1000, epochs=6):
 def annealed_change_runs(scale: str | None = None,  # As in `core.scale`
                          seeds: int | None = None  # How many; default: 8, or 2 at smoke scale
                         ) -> dict:  # (change, variant) → runs
-    "Return the runs of Table 6, annealed; datasets that we do not have are left out at laptop scale"
+    "Return the runs of Table 6, annealed; unavailable datasets are left out at laptop scale"
     changes = [c for c in TASK_CHANGES if not c.startswith('ImageNet')]
     changes = by_scale(changes[:1], [c for c in changes if 'SVHN' not in c], changes, scale)
     runs = {(c, k): r for c in changes for k, r in _annealed_change(c, scale).items()}
@@ -669,6 +669,8 @@ def transfer_settings_table(df: pd.DataFrame,  # From `label_transfer` of decays
     "Return the results of each weight decay, or learning rate"
     return df.groupby(['setting', 'variant'], sort=False)[list(values)].mean()
 
+_PERCENT = dict(test_acc='test accuracy [%]', train_acc='training accuracy [%]')
+
 def plot_transfer_settings(df: pd.DataFrame,  # From `label_transfer` of decays or rates
                            value: str = 'test_acc',  # What is shown
                            xlabel: str = 'weight decay',  # Of the axis
@@ -677,13 +679,16 @@ def plot_transfer_settings(df: pd.DataFrame,  # From `label_transfer` of decays 
     "Plot a dot for each seed and a line at the mean, like the boxes of Figure 5"
     models = list(dict.fromkeys(df.setting))
     axs = new_axes(len(models), size=(3.6, 2.8)) if axs is None else axs
+    scale = 100 if value in _PERCENT else 1
+    ylabel = _PERCENT.get(value, value.replace('_', ' '))
     for ax, name in zip(axs, models):
         d = df[df.setting == name]
         for i, (variant, g) in enumerate(d.groupby('variant', sort=False)):
             color = 'C3' if '→' in str(variant) else 'C0'
-            ax.plot([i] * len(g), g[value], 'o', c=color, alpha=.6)
-            ax.hlines(g[value].mean(), i - .3, i + .3, color=color)
-        ax.set(title=name, xlabel=xlabel, ylabel=value.replace('_', ' '), xticks=range(d.variant.nunique()))
+            measured = scale * g[value]
+            ax.plot([i] * len(g), measured, 'o', c=color, alpha=.6)
+            ax.hlines(measured.mean(), i - .3, i + .3, color=color)
+        ax.set(title=name, xlabel=xlabel, ylabel=ylabel, xticks=range(d.variant.nunique()))
         ax.set_xticklabels(list(dict.fromkeys(d.variant)), rotation=45, ha='right')
     return axs
 
@@ -712,7 +717,7 @@ def plot_tradeoff(df: pd.DataFrame,  # From `tradeoff_runs`
             ax.plot(g[x], g.test_loss, marker, ms=5, label=source, alpha=.7)
         ax.set(xlabel=_TRADEOFF_LABELS.get(x, x))
     axs[0].set_ylabel('test loss')
-    axs[-1].legend(frameon=False, fontsize='small')
+    axs[-1].legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return axs
 
 # %% ../../nbs/65_studies.transfer.ipynb #e55efa3a
@@ -771,7 +776,7 @@ def plot_gains(df: pd.DataFrame,  # From `label_transfer`
         ax.plot(100 * means, [top[s] + j for s in means.index], '|', c=color, ms=11, mew=2)
     ax.axvline(0, c='k', lw=.6)
     ax.set(yticks=[top[s] + (len(variants) - 1) / 2 for s in settings], yticklabels=settings,
-           xlabel=f'test accuracy, points over {base}')
+           xlabel=f'test accuracy minus that of {"no intervention" if base == "none" else base} [points]')
     ax.invert_yaxis()
     ax.legend(frameon=False, fontsize='small', bbox_to_anchor=(1, 1))
     return ax
@@ -791,12 +796,12 @@ def plot_samples(df: pd.DataFrame,  # From `label_transfer` of samples
     ax.set(xscale='log', xlabel='fraction of the training images', ylabel='test accuracy [%]', xticks=fractions)
     ax.set_xticklabels([f'{f:g}' for f in fractions])
     ax.minorticks_off()
-    ax.legend(frameon=False, fontsize='small')
+    ax.legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../../nbs/65_studies.transfer.ipynb #bb1fcd5c
 def _rank_correlation(x, y):
-    "Spearman's correlation, and its p-value over all permutations: settings are few"
+    "Return Spearman's correlation, and its p-value over all permutations: settings are few"
     from scipy.stats import permutation_test, spearmanr
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0: return math.nan, math.nan
     resamples = math.inf if len(x) < 8 else 9999
