@@ -8,6 +8,7 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 root = Path(__file__).resolve().parents[1]
@@ -52,14 +53,14 @@ def test_no_machinery_of_tests_is_seen(page):
 
 
 def shown_fits(page):
-    "Yield visible code cells that call fit, and whether a reader sees an accuracy in the cell or in the next outputs"
+    "Yield visible code cells that call fit, and whether a table with accuracies is in the cell or in the next outputs"
     cells = [cell for cell in cells_of(page) if cell['cell_type'] == 'code']
     for i, cell in enumerate(cells):
         source = ''.join(cell['source'])
         if unseen.search(source) or not re.search(r'\b(fit|fit_flat_cos|compare)\(', source):
             continue
-        shown = json.dumps([other['outputs'] for other in cells[i : i + 3]])
-        yield source, bool(re.search(r'accuracy|mean', shown))
+        shown = json.dumps([other['outputs'] for other in cells[i : i + 4]])
+        yield source, bool(re.search(r'<th[^>]*>[^<]*(accuracy|mean)|validation accuracy', shown))
 
 
 @pytest.mark.parametrize('page', [p for p in pages[: len(tutorials)] if p != 'tutorials/cluster'])
@@ -69,6 +70,40 @@ def test_accuracy_is_shown_after_every_fit(page):
     assert fits, f'{page} trains nothing'
     silent = [source for source, accuracy in fits if not accuracy and 'ReinitError' not in source]
     assert not silent, silent
+
+
+def has_figure(cell):
+    return any('image/png' in output.get('data', {}) for output in cell.get('outputs', []))
+
+
+@pytest.mark.parametrize('page', [p.removesuffix('.ipynb') for p in colab_pages if p.startswith('experiments')])
+def test_experiments_open_with_outcomes_and_a_figure(page):
+    "Before the section on the runs and all details"
+    cells = cells_of(page)
+    headings = [i for i, cell in enumerate(cells) if re.search(r'^## ', ''.join(cell['source']), re.M)]
+    assert re.search(r'^## Outcomes$', ''.join(cells[headings[0]]['source']), re.M)
+    second = next(i for i in headings[1:] if '## What this study is not' not in ''.join(cells[i]['source']))
+    opening = cells[headings[0] : second]
+    shown = json.dumps([cell.get('outputs', []) for cell in opening])
+    assert re.search('outcome|verdict', shown), 'no table of outcomes'
+    if page != 'experiments/reinit_tables':   # its figures are tables, each with its own section
+        assert any(has_figure(cell) for cell in opening), 'no figure'
+
+
+def test_nothing_is_concluded_from_an_empty_table():
+    "Fine-tuning is compared with features where images and weights are; elsewhere the page says so"
+    source = next(''.join(cell['source']) for cell in cells_of('experiments/transfer') if cell['id'] == '7137b70d')
+    columns = ['standard', 'features']
+
+    def conclusion(rows):
+        probed = pd.DataFrame(rows, index=columns, dtype=float).T
+        names = dict(rows=rows, probed=probed)
+        exec(source.replace('Markdown(text)', ''), names)
+        return names['text']
+
+    assert conclusion({}).startswith('Not measured')
+    assert 'sound' in conclusion({'a': [60., 61.]})
+    assert 'too short' in conclusion({'a': [60., 61.], 'b': [40., 61.]})
 
 
 @pytest.mark.parametrize('page', colab_pages)

@@ -142,7 +142,7 @@ def private_names_of_others(source, module=''):
 
 
 @rule
-def private_names_stay_at_home():
+def no_private_imports():
     "No module takes a name with a leading underscore from another one"
     for module, source in module_sources().items():
         for other, name in private_names_of_others(source, module):
@@ -409,7 +409,7 @@ def notebook_words(notebook):
 
 
 @rule
-def files_are_at_home_everywhere():
+def no_machine_paths():
     "No path, address or registry of one machine in notebooks and files"
     for name in notebook_names():
         for word in foreign_words('\n'.join(notebook_words(read(name)))):
@@ -424,7 +424,7 @@ def files_are_at_home_everywhere():
 
 @rule
 def readme_is_in_step():
-    "README.md is what nbs/index.ipynb makes of it"
+    "README.md is generated from nbs/index.ipynb and current"
     difference = load_script(ROOT / '.ci/readme.py').check(ROOT)
     if difference:
         yield 'README.md', f'run `make readme`\n{difference[:2000]}'

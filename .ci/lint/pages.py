@@ -122,8 +122,8 @@ def figure_fault(cell):
 
 
 @rule
-def pictures_have_words():
-    "Every picture has an alternative text that says what one sees"
+def figures_have_alt_text():
+    "Every figure has an alternative text"
     for name in notebook_names():
         for cell in shown_code(read(name)):
             fault = figure_fault(cell)
@@ -474,7 +474,7 @@ def sidebar_is_complete():
 
 @rule
 def llms_is_in_step():
-    "nbs/llms.txt is what the pages make of it, in the form that llmstxt.org asks for"
+    "nbs/llms.txt is generated from the pages, in the format of llmstxt.org"
     wanted = build.llms(ROOT)
     if (ROOT / 'nbs/llms.txt').read_text(encoding='utf-8') != wanted:
         yield 'nbs/llms.txt', 'run `make llms`'
