@@ -3,11 +3,14 @@
 As a script it runs them all in one process and writes JSON: `python device_cases.py FILE [cases…]`.
 Every case gets a device and returns tables or numbers; its inputs are on the CPU unless the case is about that.
 """
+import inspect
 import json
 import os
 import sys
 import time
 import traceback
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -551,6 +554,38 @@ def other_measurements(device):
                 filters=frozen_filters(net, rows_of()[0]), merged=float(merge_moments(folds).n),
                 ridge=cross_validate_ridge(folds), weights=weights, pairs=pairs.table())
 
+@case
+def engines_note_their_device(device):
+    "Every kind of recipe of every study: provenance names what computed, and engines without a GPU say so"
+    from reinit_nb.core import note_device, noted_device
+    from reinit_nb.studies.common import all_studies, flatten_recipes
+    os.environ['REINIT_DEVICE'] = str(device)
+    kinds = {}
+    for study in all_studies().values():
+        for source in study.files.values():
+            if not source.engine: continue
+            missing = source.engine.missing or (lambda recipe: None)
+            for recipe in flatten_recipes(source.lists('smoke', None)):
+                kind = type(recipe).__name__, source.engine.run
+                if kind not in kinds and not missing(recipe): kinds[kind] = source.engine, recipe
+    assert len(kinds) > 10
+    for (name, _), (engine, recipe) in kinds.items():
+        note_device('meta')
+        engine.run(engine.plan([recipe])[0])
+        want = torch.device(device).type if engine.gpus else 'cpu'
+        assert noted_device().type == want, f'{name}: {noted_device()} instead of {want}'
+    return dict(engines=float(len(kinds)))
+
+@case
+def learners_note_their_device(device):
+    "A comparison on a user's own model: the device of its DataLoaders"
+    from reinit_nb.compare import Arm, run_arm
+    from reinit_nb.core import note_device, noted_device
+    note_device('meta')
+    row = run_arm(lambda seed: _learner(device), Arm('BL'), 1, 0)
+    assert noted_device().type == torch.device(device).type
+    return dict(loss=row['valid_loss'])
+
 # ---- running them ------------------------------------------------------------------------------------------------
 def as_numbers(found) -> dict:
     "Return tables and tensors as lists of numbers"
@@ -576,6 +611,37 @@ def run_case(name, device, watch=None, **kw):
     except Exception: out['error'] = traceback.format_exc()
     return out | dict(seconds=round(time.perf_counter() - start, 2))
 
+MEASUREMENTS = ('init', 'fixed_norm', 'models', 'freezing', 'prefix_cache', 'separability', 'wiring', 'frozen',
+                'between', 'stability', 'flatness', 'spectrum', 'coordinate_nets', 'recycle', 'path', 'compare',
+                'health')
+
+@contextmanager
+def watch_calls(called: set):
+    "Add the code of all functions of the package that are called"
+    def watch(frame, event, argument):
+        if event == 'call': called.add(frame.f_code)
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try: yield
+    finally: sys.setprofile(before)
+
+def _codes(value):
+    "Code of a function, or of all methods of a class"
+    value = inspect.unwrap(value) if callable(value) else value
+    if inspect.isfunction(value): return {value.__code__}
+    if not inspect.isclass(value): return set()
+    members = [getattr(o, '__func__', getattr(o, 'fget', o)) for o in vars(value).values()]
+    return {o.__code__ for o in members if inspect.isfunction(o)}
+
+def not_called(called) -> list:
+    "Return the public functions and classes of the measurements that no case has called, as `module.name`"
+    names = []
+    for short in MEASUREMENTS:
+        module = import_module(f'reinit_nb.{short}')
+        public = {name: _codes(getattr(module, name)) for name in module.__all__}
+        names += [f'{short}.{name}' for name, codes in public.items() if codes and not codes & called]
+    return names
+
 NEEDS_FLOAT64 = {'path_fp16'}   # torch's GradScaler takes another way only for a device that is called mps
 
 def main(file, names):
@@ -583,10 +649,12 @@ def main(file, names):
     warnings.simplefilter('ignore')
     torch.set_num_threads(1)
     import pretend_device
-    device, found = str(pretend_device.register()), {}
+    device, found, called = str(pretend_device.register()), {}, set()
     for name in names or CASES:
-        found[name] = dict(cpu=run_case(name, 'cpu'), device=run_case(
-            name, device, pretend_device.watch, refuse_float64=name not in NEEDS_FLOAT64))
-        Path(file).write_text(json.dumps(found))
+        found[name] = dict(cpu=run_case(name, 'cpu'))
+        with watch_calls(called):
+            found[name]['device'] = run_case(name, device, pretend_device.watch,
+                                             refuse_float64=name not in NEEDS_FLOAT64)
+        Path(file).write_text(json.dumps(found | dict(not_called=not_called(called))))
 
 if __name__ == '__main__': main(sys.argv[1], sys.argv[2:])
