@@ -555,6 +555,98 @@ def other_measurements(device):
                 ridge=cross_validate_ridge(folds), weights=weights, pairs=pairs.table())
 
 @case
+def norms_of_methods(device):
+    "LW once, without training: its norm is folded into the layers, or removed"
+    import copy
+
+    from reinit_nb.fixed_norm import add_norms, fold_norms, remove_norms
+    from reinit_nb.lw import LayerwiseCallback
+    from reinit_nb.rounds import apply_once, block_norms, find_blocks
+    net, (x, _) = small_mlp(device), rows_of()
+    x = x.to(device)
+    apply_once(LayerwiseCallback(n_iter=1), net, 2)
+    found = dict(norms=list(block_norms(find_blocks(net)).values()), out=net(x))
+    for norm in add_norms(find_blocks(net)).values(): norm.sigma.fill_(2.)
+    normalized = net(x)
+    folded = fold_norms(copy.deepcopy(net))
+    assert torch.allclose(folded(x), normalized, atol=1e-5)
+    return found | dict(folded=folded(x), removed=remove_norms(net)(x))
+
+@case
+def networks(device):
+    from reinit_nb import models as m
+    from reinit_nb.studies.spectra import image_net
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    found = {}
+    for name in ('vgg16', 'mobilenet', 'resnet50', 'convmixer'):
+        net = getattr(m, name)(n_out=3, width=.125, seed=1).to(device).eval()
+        found[name] = net(x.to(device))
+        found[f'{name} work'] = float(m.multiply_adds(net, 32))
+        found[f'{name} blocks'] = m.block_table(net, 32)[['parameters']]
+    for name in ('torchvision:resnet18', 'timm:resnet18'):
+        found[name] = image_net(name, 3, 1).to(device).eval()(x.to(device))
+    return found
+
+@case
+def rounds_to_a_plateau(device):
+    from reinit_nb.lw import LayerwiseCallback
+    learn = _learner(device)
+    with learn.no_logging(), learn.no_bar(): learn.fit_rounds(2, LayerwiseCallback(n_iter=1), patience=1, lr=.01)
+    return dict(weights=torch.cat([p.detach().cpu().flatten() for p in learn.model.parameters()]))
+
+@case
+def resets_in_fits(device):
+    from reinit_nb.between import DiracResetCallback, SoftRescaleCallback
+    found = {name: _fitted(device, cb) for name, cb in dict(rescale=SoftRescaleCallback(.1)).items()}
+    learn = _learner(device, DiracResetCallback(.2), net=small_cnn(device))
+    x, y = images(12)
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader
+    learn.dls = DataLoaders(*[DataLoader(list(zip(x, y)), bs=6, num_workers=0)] * 2, device=device)
+    with learn.no_logging(), learn.no_bar():
+        for _ in range(2): learn.fit(1, .01)
+    return found | dict(dirac=torch.cat([p.detach().cpu().flatten() for p in learn.model.parameters()]))
+
+@case
+def frozen_for_a_while(device):
+    from reinit_nb.freezing import FrozenLayersCallback, freeze_out, temporarily_frozen
+    from reinit_nb.path import learner
+    from reinit_nb.prefix_cache import cached_prefix
+    learn = learner(_run(epochs=2), device=device)
+    net = learn.model
+    schedule = freeze_out(net)
+    with learn.no_logging(), learn.no_bar():
+        learn.fit(2, cbs=FrozenLayersCallback(schedule=schedule))
+        with temporarily_frozen(learn, position='front', n=2), cached_prefix(learn): learn.fit(1)
+    return dict(weights=torch.cat([p.detach().cpu().flatten() for p in net.parameters()]))
+
+@case
+def speeds(device):
+    "Times differ, so only what was measured is compared"
+    from reinit_nb.path import fastest_precision, precision_speeds
+    run = _run()
+    options = dict(steps=1, repeats=1, device=device)
+    best = fastest_precision(run, **options)
+    assert (precision_speeds(run, **options).steps_per_second > 0).all()
+    return dict(known=float(best['precision'] in ('fp32', 'bf16', 'fp16')))
+
+@case
+def other_spectra(device):
+    from reinit_nb import spectrum as s
+    net, (x, _) = small_cnn(device), images()
+    planes = s.model_spectrum(net, s.plane_probe(x, 2, 8))
+    return dict(radial=s.radial_spectrum(planes)[1:], histogram=s.gradient_histogram(net, x, bins=5, span=1.))
+
+@case
+def steps_of_recipes(device):
+    from reinit_nb.path import match_steps, train_run
+    from reinit_nb.recycle import recyclable
+    net = small_relu(device)
+    learn = train_run(match_steps(_run('LW'), 6), device=device)
+    return dict(weights=torch.cat([p.detach().cpu().flatten() for p in learn.model.parameters()]),
+                units=recyclable(net, rows_of()[0]).select_dtypes('number'))
+
+@case
 def engines_note_their_device(device):
     "Every kind of recipe of every study: provenance names what computed, and engines without a GPU say so"
     from reinit_nb.core import note_device, noted_device
@@ -611,9 +703,9 @@ def run_case(name, device, watch=None, **kw):
     except Exception: out['error'] = traceback.format_exc()
     return out | dict(seconds=round(time.perf_counter() - start, 2))
 
-MEASUREMENTS = ('init', 'fixed_norm', 'models', 'freezing', 'prefix_cache', 'separability', 'wiring', 'frozen',
-                'between', 'stability', 'flatness', 'spectrum', 'coordinate_nets', 'recycle', 'path', 'compare',
-                'health')
+MEASUREMENTS = ('init', 'fixed_norm', 'models', 'rounds', 'freezing', 'prefix_cache', 'separability', 'wiring',
+                'frozen', 'between', 'stability', 'flatness', 'spectrum', 'coordinate_nets', 'recycle', 'path',
+                'compare', 'health')
 
 @contextmanager
 def watch_calls(called: set):

@@ -4,8 +4,8 @@ import pickle
 import shutil
 import threading
 import time
-from pathlib import Path
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -251,7 +251,7 @@ def test_a_part_that_is_missing_is_downloaded(box, monkeypatch):
     (folder / 'train').write_text('images')
     assert dataset_source('mnist') is None
     assert download_dataset('mnist') == 'downloaded' and dataset_source('mnist') == 'torchvision'
-    assert {p.name for p in folder.iterdir()} == {'train', 'test'}
+    assert {p.name for p in folder.iterdir() if p.is_file()} == {'train', 'test'}
     assert download_dataset('mnist') == 'torchvision'
 
 
@@ -265,7 +265,7 @@ def test_an_incomplete_download_is_not_seen(box, monkeypatch):
     assert dataset_source('mnist') is None and not (folder / 'train').exists()
     monkeypatch.setattr(InTwoFiles, 'broken', False)
     assert download_dataset('mnist') == 'downloaded'
-    assert {p.name for p in folder.iterdir()} == {'train', 'test'}
+    assert {p.name for p in folder.iterdir() if p.is_file()} == {'train', 'test'}
 
 
 def test_a_dataset_that_is_being_downloaded_is_waited_for(box, monkeypatch):
