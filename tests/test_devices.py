@@ -58,9 +58,8 @@ def test_the_device_computes_what_the_cpu_computes(name, found):
 # Public names of measurements that need no case, because they compute with tables, numbers or symbols, or only draw
 NO_DEVICE = {
     'init': 'reset_rule fill_constant register_values',   # registration of rules
-    'models': 'separable_conv Added Skip',                # parts of networks that are cases
-    'fixed_norm': 'remove_norm',
-    'rounds': 'plot_log plot_losses',
+    'models': 'Skip',                                     # only for networks with residual connections
+    'rounds': 'plan_table plot_round_plan plot_log plot_losses',
     'freezing': 'plot_freezing_plan',
     'separability': 'plot_separability plot_separability_training',
     'wiring': 'plot_wiring',

@@ -14,6 +14,7 @@ __all__ = ['PAPER_NAMES', 'PAPER_TITLES', 'SCORECARD_COLUMNS', 'VERDICT_PLURALS'
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -90,7 +91,18 @@ def judge_by_results(id: str,  # For example `R1`
     claim = get_claim(id)
     if isinstance(path, dict): results = path[claim.study]
     else: results = get_study(claim.study).load(path, scale)
-    return judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
+    verdict = judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
+    return replace(verdict, old_runs=_are_old(verdict, _runs_of(verdict, {claim.study: results})))
+
+def _runs_of(verdict, results):
+    "Return the runs that a verdict rests on"
+    claim = get_claim(verdict.id)
+    return runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
+
+def _are_old(verdict, runs):
+    "Return whether a rule is newer than the oldest of these runs"
+    fixed = [p.rule.fixed for p in verdict.parts if p.rule.judged]
+    return bool(len(runs) and str(runs['date'].min()) < max(fixed))
 
 # %% ../../nbs/76_claims.scorecard.ipynb #runs0001
 def run_seconds(df: pd.DataFrame  # Rows of a results file, with recipe and date
@@ -147,7 +159,7 @@ def _row(claim, verdict, runs):
     oldest, newest = (str(runs['date'].min()), str(runs['date'].max())) if len(runs) else ('', '')
     spent = runs.seconds.sum(min_count=1) / 3600 if len(runs) else np.nan
     needed = _seeds_to_decide(verdict)
-    old = bool(oldest and oldest < fixed)
+    old = _are_old(verdict, runs)
     days = runs.assign(day=runs['date'].astype(str).str[:10]).groupby('part').day if old and revised else ()
     mixed = any(day.min() < revised <= day.max() for _, day in days)
     row = dict(theirs_value=rule.theirs, measure=rule.part, value=effect.value, lo=effect.lo, hi=effect.hi,
@@ -171,11 +183,6 @@ def _judge_or_tell(id, results, scale, strict):
         if strict: raise
         parts = tuple(Part(r) for r in claim_rules(id))
         return Verdict(id, '', '?', f'not judged: {e}', 0, scale, weakest_part(parts), parts)
-
-def _runs_of(verdict, results):
-    "Return the runs that a verdict rests on"
-    claim = get_claim(verdict.id)
-    return runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
 
 def judge_claims(path=None,  # As in `find_results`; or `StudyResults` by study
                  ids: Iterable[str] | None = None,  # Some claims only
