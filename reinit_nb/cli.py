@@ -666,7 +666,7 @@ def claim_lines(judged  # DataFrame from `judge_claims`
                ) -> str:
     "Return two lines for each claim, by paper, in 120 columns"
     from reinit_nb.claims.scorecard import PAPER_TITLES, effect_text, paper_text, sample_text
-    lines = [f'{"":<67}{"effect that decides [95%]":<34}{"paper":>7}']
+    lines = [f'{"":<67}{"deciding effect [95%]":<34}{"paper":>7}']
     for paper, claims in judged.groupby('paper', sort=False):
         lines.append(PAPER_TITLES[paper])
         for _, claim in claims.iterrows():

@@ -29,9 +29,9 @@ from fastai.learner import Learner  # noqa: F811
 from torch import Tensor, nn  # noqa: F811
 
 from .baselines import CONTROLS, METHOD_COLORS, METHODS
-from .core import Recipe, ReinitError, Streams, check_choice, check_number, new_axes
+from .core import Recipe, ReinitError, Streams, check_choice, check_number, new_axes, note_device
 from .path import Method, Run, n_rounds, round_callback, seeded
-from .probing import nested_tensors
+from .probing import model_device, nested_tensors
 from .rounds import RoundCallback, check_ready, find_blocks, init_arguments, plain_value, round_starts
 from reinit_nb.stats import (
     holm,
@@ -392,6 +392,7 @@ def run_arm(make_learner: Callable,  # `seed` → fastai `Learner`
         with seeded_loaders(learn.dls, _fit_seed(seed)), seeded(_fit_seed(seed), None):
             with learn.no_logging(), learn.no_bar():
                 fit(learn, epochs, cbs=cbs)
+                note_device(model_device(learn.model))
                 row |= evaluate_parts(learn)
     return row | dict(steps=record.n_batches, batches=f'{record.batch_checksum:08x}')
 

@@ -173,10 +173,10 @@ def device_memory(device  # Any
 
 _noted = threading.local()
 
-def note_device(device  # Of a run
-               ) -> torch.device:  # The same
+def note_device(device  # Of a run; `None`: forget the last one
+               ) -> torch.device | None:  # The same
     "Note which device computes what this thread stores next; engines call it"
-    _noted.device = torch.device(device)
+    _noted.device = None if device is None else torch.device(device)
     return _noted.device
 
 def noted_device() -> torch.device:

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -158,7 +158,7 @@ def _npz_array(path, key):
         return np.load(cached, mmap_mode='r')
 
 # %% ../nbs/11_datasets.ipynb #e7362392
-def _from_npz(name, path, size=None, download=False):
+def _from_npz(name, path, size=None):
     keys = ('x_train', 'y_train', 'x_test', 'y_test', 'classes')
     try: return _image_data(name, *(_npz_array(path, k) for k in keys))
     except KeyError as e:
@@ -287,7 +287,7 @@ def _folder_part(name, part, files, shape):
 
 def _subfolders(path): return sorted(d.name for d in path.iterdir() if d.is_dir())
 
-def _from_folder(name, path, size=None, download=False):
+def _from_folder(name, path, size=None):
     for part in ('train', 'test'):
         if (path / part).is_dir(): continue
         raise ReinitError(f'{path} has no folder {part!r}: it needs train/<class>/* and test/<class>/*')
@@ -307,16 +307,16 @@ def _from_folder(name, path, size=None, download=False):
 _SPLITS = dict(SVHN=('train', 'test'), OxfordIIITPet=('trainval', 'test'), StanfordCars=('train', 'test'),
                PCAM=('train', 'test'), ImageNet=('train', 'val'))
 
-def _torchvision_dataset(cls, part, download=False):
-    "Return torchvision's dataset, part 0 (training) or 1 (test)"
+def _torchvision_dataset(cls, part, folder=None):
+    "Return torchvision's dataset, part 0 (training) or 1 (test); with a folder, download it there"
     from torchvision import datasets
     kwargs = {}
     if cls in _SPLITS: kwargs['split'] = _SPLITS[cls][part]
     elif cls != 'Caltech101': kwargs['train'] = part == 0
     if cls == 'EMNIST': kwargs['split'] = 'letters'
-    if cls not in ('ImageNet', 'StanfordCars'): kwargs['download'] = download
-    root = (cache_dir() if download else _cache_path()) / 'torchvision'
-    if not download and not root.is_dir(): raise FileNotFoundError(root)
+    if cls not in ('ImageNet', 'StanfordCars'): kwargs['download'] = folder is not None
+    root = folder or _cache_path() / 'torchvision'
+    if not root.is_dir(): raise FileNotFoundError(root)
     return getattr(datasets, cls)(str(root), **kwargs)
 
 # %% ../nbs/11_datasets.ipynb #7b69649f
@@ -328,9 +328,9 @@ def _torchvision_labels(ds):
     return [sample[1] for sample in samples]
 
 # %% ../nbs/11_datasets.ipynb #5b87865f
-def _torchvision_arrays(name, cls, part, size, download):
+def _torchvision_arrays(name, cls, part, size):
     "Return images, labels and classes of a torchvision dataset"
-    ds = _torchvision_dataset(cls, part, download)
+    ds = _torchvision_dataset(cls, part)
     y = np.asarray(_torchvision_labels(ds))
     classes = getattr(ds, 'classes', None) or getattr(ds, 'categories', None) or range(int(y.max()) + 1)
     if cls == 'ImageNet': classes = [names[0] for names in classes]
@@ -346,10 +346,10 @@ def _torchvision_arrays(name, cls, part, size, download):
     return _read_images(get, len(ds), (size, size, 3), f'{name}-{part}-{size}'), y, classes
 
 # %% ../nbs/11_datasets.ipynb #9593c01a
-def _from_torchvision(name, cls, size=None, download=False):
-    x, y, classes = _torchvision_arrays(name, cls, 0, size, download)
+def _from_torchvision(name, cls, size=None):
+    x, y, classes = _torchvision_arrays(name, cls, 0, size)
     if cls != 'Caltech101':
-        x_test, y_test, _ = _torchvision_arrays(name, cls, 1, size, download)
+        x_test, y_test, _ = _torchvision_arrays(name, cls, 1, size)
         return _image_data(name, x, y, x_test, y_test, classes)
     train = np.zeros(len(y), dtype=bool)   # no official split: 30 of each class
     generator = Streams(0).data
@@ -359,7 +359,7 @@ def _from_torchvision(name, cls, size=None, download=False):
     return _image_data(name, x[train], y[train], x[~train], y[~train], classes)
 
 # %% ../nbs/11_datasets.ipynb #4100784a
-def _from_sklearn(name='digits', path=None, size=None, download=False):
+def _from_sklearn(name='digits', path=None, size=None):
     from sklearn.datasets import load_digits
     digits = load_digits()
     x = np.round(digits.images * (255 / 16)).astype(np.uint8)   # there are 17 shades, 0 to 16
@@ -375,7 +375,9 @@ def dataset_source(name: str  # Of the catalog, or your own
     if root and (root / name / 'train').is_dir(): return 'folder'
     if name == 'digits': return 'scikit-learn'
     if name not in _DATASETS or not _DATASETS[name].torchvision: return None
-    try: return 'torchvision' if _torchvision_dataset(_DATASETS[name].torchvision, 0) else None
+    cls = _DATASETS[name].torchvision
+    parts = [0] if cls == 'Caltech101' else [0, 1]   # that one has no official split
+    try: return 'torchvision' if all(_torchvision_dataset(cls, part) for part in parts) else None
     except (KeyError, RuntimeError, OSError, ImportError): return None
 
 # %% ../nbs/11_datasets.ipynb #ffba8f1f
@@ -425,8 +427,7 @@ def _how_to_provide(name):
 _READERS = {'npz': _from_npz, 'folder': _from_folder, 'torchvision': _from_torchvision, 'scikit-learn': _from_sklearn}
 
 @lru_cache(maxsize=4)
-def _read(name, source, path, stamp, size, download):
-    return _READERS[source](name, path, size, download)
+def _read(name, source, path, stamp, size): return _READERS[source](name, path, size)
 
 def load_dataset(name: str = 'digits',  # Of the catalog, or your own
                  size: int | None = None,  # Used where images differ in size
@@ -437,32 +438,38 @@ def load_dataset(name: str = 'digits',  # Of the catalog, or your own
     if source in ('npz', 'folder'):
         path = _data_dir() / (f'{name}.npz' if source == 'npz' else name)
         stamp = max(p.stat().st_mtime_ns for p in [path, *path.glob('*/*')])   # a file that has changed is read again
-        return _read(name, source, path, stamp, size if source == 'folder' else None, False)
+        return _read(name, source, path, stamp, size if source == 'folder' else None)
     if source is None:
-        can_download = download and name in _DATASETS and _DATASETS[name].torchvision
-        if not can_download: raise ReinitError(_how_to_provide(name))
+        if not (download and name in _DATASETS and can_download(name)): raise ReinitError(_how_to_provide(name))
+        download_dataset(name)
         source = 'torchvision'
-    cls = _DATASETS[name].torchvision
-    try:
-        with _one_download(name) if download else nullcontext():
-            return _read(name, source, cls, None, size, download)
+    try: return _read(name, source, _DATASETS[name].torchvision, None, size)
     except (RuntimeError, OSError) as e:
         raise ReinitError(f'torchvision could not provide {name!r} ({e}): {_how_to_provide(name)}') from e
 
-def _one_download(name): return wait_lock(cache_dir() / 'torchvision' / f'.{name}.lock')
+def _download_parts(name, folder):
+    "Download a dataset into a folder of its own, and move it only when it is complete"
+    cls = _DATASETS[name].torchvision
+    incomplete = folder / f'.{name}.incomplete'
+    shutil.rmtree(incomplete, ignore_errors=True)   # of a process that was interrupted
+    incomplete.mkdir(parents=True)
+    for part in (0, 1): _torchvision_dataset(cls, part, incomplete)
+    for path in incomplete.iterdir():
+        if (folder / path.name).is_dir(): shutil.rmtree(folder / path.name)
+        path.replace(folder / path.name)
+    incomplete.rmdir()
 
 def download_dataset(name: str  # Of the catalog
                     ) -> str:  # Where it was found, as in `dataset_source`, or `downloaded`
     "Download a dataset with torchvision unless it is here; several processes may ask for it at once"
     check_choice('dataset', name, _DATASETS)
-    cls = _DATASETS[name].torchvision
     source = dataset_source(name)
-    if source: return source
+    if source and (source != 'torchvision' or not can_download(name)): return source
     if not can_download(name): raise ReinitError(_how_to_provide(name))
-    with _one_download(name):
-        if dataset_source(name): return 'torchvision'   # another process has just done it
-        try:
-            for part in (0, 1): _torchvision_dataset(cls, part, download=True)
+    folder = cache_dir() / 'torchvision'
+    with wait_lock(folder / f'.{name}.lock'):
+        if dataset_source(name): return 'torchvision'   # perhaps another process has just done it
+        try: _download_parts(name, folder)
         except (RuntimeError, OSError) as e:
             raise ReinitError(f'torchvision could not provide {name!r} ({e}): {_how_to_provide(name)}') from e
     return 'downloaded'

@@ -1329,6 +1329,13 @@ def training_fit(df: pd.DataFrame,  # Rows of runs, as from `run_sweep`
     return pd.DataFrame(rows)
 
 # %% ../nbs/50_path.ipynb #a1f0c047
+def _wait_for(device):
+    "Wait until an accelerator has done what it was told, also one that is not the current device"
+    if device.type == 'cpu': return
+    backend = getattr(torch, device.type)
+    if device.type == 'mps': backend.synchronize()   # there is only one
+    else: backend.synchronize(device)
+
 def _training_steps(run, n, precision, channels_last, batch):
     "Return a function that does `n` steps of plain SGD, and waits for them"
     net = stage_model(run).to(batch[0].device).train()
@@ -1344,7 +1351,7 @@ def _training_steps(run, n, precision, channels_last, batch):
             nn.functional.cross_entropy(out.float(), y).backward()
             opt.step()
             opt.zero_grad()
-        if x.device.type != 'cpu': getattr(torch, x.device.type).synchronize()
+        _wait_for(x.device)
     return take_steps
 
 def precision_speeds(run: Run,  # Network, task and batch size matter

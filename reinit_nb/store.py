@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PROVENANCE', 'ROW_COUNT', 'LOCK_METHODS', 'LEASE_SECONDS', 'RESULTS_FORMAT', 'provenance', 'record_checksum',
-           'file_system', 'lock_method', 'try_lock', 'backoff_times', 'wait_lock', 'peak_memory', 'Store',
-           'save_results', 'load_results', 'results_rows', 'paper_table']
+           'file_system', 'lock_method', 'try_lock', 'backoff_times', 'wait_lock', 'peak_memory', 'reset_peak_memory',
+           'Store', 'save_results', 'load_results', 'results_rows', 'paper_table']
 
 # %% ../nbs/01_store.ipynb #587c8755
 import csv
@@ -315,7 +315,7 @@ def wait_lock(path  # As in `try_lock`
         time.sleep(pause)
 
 # %% ../nbs/01_store.ipynb #10c0b002
-def peak_memory() -> dict:  # `memory_mb` of the process, `gpu_mb` of torch on its GPU; `None` where it is not known
+def peak_memory() -> dict:  # `memory_mb` of the process, `gpu_mb` of torch on the noted GPU; `None`: not known
     "Return the most memory that this process has used so far, in MB"
     try:
         import resource  # not on Windows
@@ -323,8 +323,15 @@ def peak_memory() -> dict:  # `memory_mb` of the process, `gpu_mb` of torch on i
     else:
         unit = 2**20 if sys.platform == 'darwin' else 2**10   # bytes there, kilobytes elsewhere
         memory = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
-    gpu = round(torch.cuda.max_memory_allocated() / 2**20) if torch.cuda.is_initialized() else None
+    device = noted_device()
+    on_gpu = device.type == 'cuda' and torch.cuda.is_initialized()
+    gpu = round(torch.cuda.max_memory_allocated(device) / 2**20) if on_gpu else None
     return dict(memory_mb=memory, gpu_mb=gpu)
+
+def reset_peak_memory():
+    "Let `peak_memory` count from here on GPUs; that of a process on the CPU cannot be reset"
+    if not torch.cuda.is_initialized(): return
+    for i in range(torch.cuda.device_count()): torch.cuda.reset_peak_memory_stats(i)
 
 # %% ../nbs/01_store.ipynb #beadfad3
 class Store:

@@ -10,7 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,8 +21,8 @@ import pandas as pd
 import torch
 
 from . import ensemble
-from .core import Recipe, ReinitError, check_number, default_device, progress, scale
-from .store import Store, backoff_times, load_results
+from .core import Recipe, ReinitError, check_number, default_device, note_device, progress, scale
+from .store import Store, backoff_times, load_results, reset_peak_memory
 from reinit_nb.workers import (
     cluster_options,
     connect_ray,
@@ -44,6 +44,7 @@ class Engine(NamedTuple):
     missing: Callable | None = None  # A recipe → why it cannot be run here, or `None`
     cpus: int = 1    # CPUs of a portion: torch's threads
     gpus: float = 1  # GPUs of a portion where there are any; 0: it never uses one; below 1: portions share one
+    together: bool = False  # Do the runs of a portion share work? Otherwise processes run and store them one by one
 
     def __repr__(self): return f'Engine({self.plan.__name__}, {self.run.__name__})'   # in signatures
 
@@ -91,6 +92,8 @@ def _run_portion(portion, store, engine):
         mine = [r for r in portion if claims.enter_context(store.claim(r))]
         todo = [r for r in mine if r not in store]
         for p in engine.plan(todo):   # fewer than planned, if others were faster
+            note_device(None)   # an engine that notes none does not get that of the last one
+            reset_peak_memory()
             start = time.perf_counter()
             for recipe, rows in zip(p, engine.run(p, **options)):
                 store.put(recipe, rows, seconds=(time.perf_counter() - start) / len(p))
@@ -101,7 +104,8 @@ def _run_portion(portion, store, engine):
 def _try_portion(portion, store, engine):
     "Run a portion; return the hashes of recipes left to others, and the error with its traceback, or `None`"
     left = []
-    parts = one_by_one(portion) if engine.processes else [portion]   # stacks stay together
+    divided = engine.processes and not engine.together   # stacks stay together
+    parts = one_by_one(portion) if divided else [portion]
     for part in parts:
         try: left += [recipe.hash for recipe in _run_portion(part, store, engine)]
         except Exception as e:
@@ -192,8 +196,8 @@ def run_sweep(recipes: Sequence[Recipe],  # What to run
     with stop_on_sigterm():
         while todo:
             portions = engine.plan(todo)
-            done = _run_portions(portions, there, engine, workers, gpus, cluster)
-            hashes = {h for left in progress(done, total=len(portions), label=label, show=show) for h in left}
+            with closing(_run_portions(portions, there, engine, workers, gpus, cluster)) as done:   # also when stopped
+                hashes = {h for left in progress(done, total=len(portions), label=label, show=show) for h in left}
             others = [r for r in todo if r.hash in hashes]
             # another process holds these: it will finish them, or leave them to us
             if len(others) < len(todo): pauses = backoff_times(.5)

@@ -8,10 +8,12 @@ __all__ = ['STOP_SECONDS', 'IDLE_SECONDS', 'CRASHES', 'TASKS_AHEAD', 'CLUSTER_OP
            'device_environment', 'on_devices', 'connect_ray', 'on_ray', 'cluster_options']
 
 # %% ../nbs/06_workers.ipynb #06aa0003
+import ctypes
 import logging
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, as_completed, wait
@@ -22,8 +24,11 @@ from pathlib import Path
 import torch
 
 from .core import ReinitError, check_number, default_device, unknown_message
+from .store import backoff_times
 
 # %% ../nbs/06_workers.ipynb #06aa0007
+STOP_SECONDS = 20   # for workers that were told to stop; clusters wait 30 s before they kill
+
 class Stopped(SystemExit):
     "The process was told to stop (SIGTERM)"
 
@@ -78,14 +83,25 @@ def in_threads(function: Callable,  # Takes an item
         return
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    futures = [pool.submit(function, item) for item in items]
     try:
-        for future in as_completed([pool.submit(function, item) for item in items]): yield future.result()
+        for future in as_completed(futures): yield future.result()
+    except BaseException:
+        if stop_requested(): _stop_threads(pool, futures)
+        raise
     finally:
         pool.shutdown(cancel_futures=True)   # after Ctrl-C, calls under way are still finished
         torch.set_num_threads(threads)       # torch would give new threads the workers' setting
 
+def _stop_threads(pool, futures):
+    "Raise `Stopped` in calls under way, so that they release what they hold; end the process if they do not stop"
+    pool.shutdown(wait=False, cancel_futures=True)
+    running = [future for future in futures if not future.done()]
+    for thread in pool._threads:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped))
+    if wait(running, timeout=STOP_SECONDS).not_done: os._exit(128 + signal.SIGTERM)
+
 # %% ../nbs/06_workers.ipynb #06aa0013
-STOP_SECONDS = 20   # for workers that were told to stop; clusters wait 30 s before they kill
 IDLE_SECONDS = 60   # after which workers without work end; a process that was forked waits for them when it exits
 
 def _hand_out(function, items, executors):
@@ -240,6 +256,11 @@ def _warn_if_too_small(ray, cpus, gpus):
     warnings.warn(f'a task wants {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has them ({has}): '
                   'waiting until one joins; give other cpus and gpus otherwise', stacklevel=3)
 
+def _node_errors(ray):
+    "Return the errors that mean: the node of a task, or of its data, was lost"
+    names = 'NodeDiedError', 'ObjectLostError', 'OwnerDiedError', 'ObjectFetchTimedOutError'
+    return tuple(getattr(ray.exceptions, name) for name in names if hasattr(ray.exceptions, name))
+
 def on_ray(function: Callable,  # Takes an item
            items: Iterable,  # What it is called for
            address: str | None = None,  # As in `connect_ray`
@@ -252,6 +273,7 @@ def on_ray(function: Callable,  # Takes an item
     task = ray.remote(_call).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
     settings = ray.put(function), max(1, int(cpus)), _worker_environment(gpus)
     items = iter(items)
+    pauses = backoff_times()
     tasks = {}   # reference → item, and how often its process was killed
     def submit(item, crashes=0): tasks[task.remote(*settings, item)] = item, crashes
     try:
@@ -270,7 +292,14 @@ def on_ray(function: Callable,  # Takes an item
                 why = str(e).strip().splitlines()[-1]
                 raise ReinitError(f'a worker of Ray failed ({why}); what the function needs must be installed on '
                                   'all nodes') from e
-            except ray.exceptions.RayError: submit(item, crashes)   # its node was lost
+            except _node_errors(ray): submit(item, crashes)   # as often as needed
+            except ray.exceptions.RayError as e:
+                if crashes == CRASHES:
+                    why = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+                    raise ReinitError(f'Ray failed {CRASHES + 1} times with the same item ({type(e).__name__}: {why}). '
+                                      f'Item: {item!r}') from e
+                time.sleep(next(pauses))
+                submit(item, crashes + 1)
             else: yield result
     finally:
         for ref in tasks:   # after an error or Ctrl-C: what waits is dropped, what runs is interrupted

@@ -3,11 +3,14 @@
 As a script it runs them all in one process and writes JSON: `python device_cases.py FILE [cases…]`.
 Every case gets a device and returns tables or numbers; its inputs are on the CPU unless the case is about that.
 """
+import inspect
 import json
 import os
 import sys
 import time
 import traceback
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -551,6 +554,130 @@ def other_measurements(device):
                 filters=frozen_filters(net, rows_of()[0]), merged=float(merge_moments(folds).n),
                 ridge=cross_validate_ridge(folds), weights=weights, pairs=pairs.table())
 
+@case
+def norms_of_methods(device):
+    "LW once, without training: its norm is folded into the layers, or removed"
+    import copy
+
+    from reinit_nb.fixed_norm import add_norms, fold_norms, remove_norms
+    from reinit_nb.lw import LayerwiseCallback
+    from reinit_nb.rounds import apply_once, block_norms, find_blocks
+    net, (x, _) = small_mlp(device), rows_of()
+    x = x.to(device)
+    apply_once(LayerwiseCallback(n_iter=1), net, 2)
+    found = dict(norms=list(block_norms(find_blocks(net)).values()), out=net(x))
+    for norm in add_norms(find_blocks(net)).values(): norm.sigma.fill_(2.)
+    normalized = net(x)
+    folded = fold_norms(copy.deepcopy(net))
+    assert torch.allclose(folded(x), normalized, atol=1e-5)
+    return found | dict(folded=folded(x), removed=remove_norms(net)(x))
+
+@case
+def networks(device):
+    from reinit_nb import models as m
+    from reinit_nb.studies.spectra import image_net
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    found = {}
+    for name in ('vgg16', 'mobilenet', 'resnet50', 'convmixer'):
+        net = getattr(m, name)(n_out=3, width=.125, seed=1).to(device).eval()
+        found[name] = net(x.to(device))
+        found[f'{name} work'] = float(m.multiply_adds(net, 32))
+        found[f'{name} blocks'] = m.block_table(net, 32)[['parameters']]
+    for name in ('torchvision:resnet18', 'timm:resnet18'):
+        found[name] = image_net(name, 3, 1).to(device).eval()(x.to(device))
+    return found
+
+@case
+def rounds_to_a_plateau(device):
+    from reinit_nb.lw import LayerwiseCallback
+    learn = _learner(device)
+    with learn.no_logging(), learn.no_bar(): learn.fit_rounds(2, LayerwiseCallback(n_iter=1), patience=1, lr=.01)
+    return dict(weights=torch.cat([p.detach().cpu().flatten() for p in learn.model.parameters()]))
+
+@case
+def resets_in_fits(device):
+    from reinit_nb.between import DiracResetCallback, SoftRescaleCallback
+    found = {name: _fitted(device, cb) for name, cb in dict(rescale=SoftRescaleCallback(.1)).items()}
+    learn = _learner(device, DiracResetCallback(.2), net=small_cnn(device))
+    x, y = images(12)
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader
+    learn.dls = DataLoaders(*[DataLoader(list(zip(x, y)), bs=6, num_workers=0)] * 2, device=device)
+    with learn.no_logging(), learn.no_bar():
+        for _ in range(2): learn.fit(1, .01)
+    return found | dict(dirac=torch.cat([p.detach().cpu().flatten() for p in learn.model.parameters()]))
+
+@case
+def frozen_for_a_while(device):
+    from reinit_nb.freezing import FrozenLayersCallback, freeze_out, temporarily_frozen
+    from reinit_nb.path import learner
+    from reinit_nb.prefix_cache import cached_prefix
+    learn = learner(_run(epochs=2), device=device)
+    net = learn.model
+    schedule = freeze_out(net)
+    with learn.no_logging(), learn.no_bar():
+        learn.fit(2, cbs=FrozenLayersCallback(schedule=schedule))
+        with temporarily_frozen(learn, position='front', n=2), cached_prefix(learn): learn.fit(1)
+    return dict(weights=torch.cat([p.detach().cpu().flatten() for p in net.parameters()]))
+
+@case
+def speeds(device):
+    "Times differ, so only what was measured is compared"
+    from reinit_nb.path import fastest_precision, precision_speeds
+    run = _run()
+    options = dict(steps=1, repeats=1, device=device)
+    best = fastest_precision(run, **options)
+    assert (precision_speeds(run, **options).steps_per_second > 0).all()
+    return dict(known=float(best['precision'] in ('fp32', 'bf16', 'fp16')))
+
+@case
+def other_spectra(device):
+    from reinit_nb import spectrum as s
+    net, (x, _) = small_cnn(device), images()
+    planes = s.model_spectrum(net, s.plane_probe(x, 2, 8))
+    return dict(radial=s.radial_spectrum(planes)[1:], histogram=s.gradient_histogram(net, x, bins=5, span=1.))
+
+@case
+def steps_of_recipes(device):
+    from reinit_nb.path import match_steps, train_run
+    from reinit_nb.recycle import recyclable
+    net = small_relu(device)
+    learn = train_run(match_steps(_run('LW'), 6), device=device)
+    return dict(weights=torch.cat([p.detach().cpu().flatten() for p in learn.model.parameters()]),
+                units=recyclable(net, rows_of()[0]).select_dtypes('number'))
+
+@case
+def engines_note_their_device(device):
+    "Every kind of recipe of every study: provenance names what computed, and engines without a GPU say so"
+    from reinit_nb.core import note_device, noted_device
+    from reinit_nb.studies.common import all_studies, flatten_recipes
+    os.environ['REINIT_DEVICE'] = str(device)
+    kinds = {}
+    for study in all_studies().values():
+        for source in study.files.values():
+            if not source.engine: continue
+            missing = source.engine.missing or (lambda recipe: None)
+            for recipe in flatten_recipes(source.lists('smoke', None)):
+                kind = type(recipe).__name__, source.engine.run
+                if kind not in kinds and not missing(recipe): kinds[kind] = source.engine, recipe
+    assert len(kinds) > 10
+    for (name, _), (engine, recipe) in kinds.items():
+        note_device('meta')
+        engine.run(engine.plan([recipe])[0])
+        want = torch.device(device).type if engine.gpus else 'cpu'
+        assert noted_device().type == want, f'{name}: {noted_device()} instead of {want}'
+    return dict(engines=float(len(kinds)))
+
+@case
+def learners_note_their_device(device):
+    "A comparison on a user's own model: the device of its DataLoaders"
+    from reinit_nb.compare import Arm, run_arm
+    from reinit_nb.core import note_device, noted_device
+    note_device('meta')
+    row = run_arm(lambda seed: _learner(device), Arm('BL'), 1, 0)
+    assert noted_device().type == torch.device(device).type
+    return dict(loss=row['valid_loss'])
+
 # ---- running them ------------------------------------------------------------------------------------------------
 def as_numbers(found) -> dict:
     "Return tables and tensors as lists of numbers"
@@ -576,6 +703,37 @@ def run_case(name, device, watch=None, **kw):
     except Exception: out['error'] = traceback.format_exc()
     return out | dict(seconds=round(time.perf_counter() - start, 2))
 
+MEASUREMENTS = ('init', 'fixed_norm', 'models', 'rounds', 'freezing', 'prefix_cache', 'separability', 'wiring',
+                'frozen', 'between', 'stability', 'flatness', 'spectrum', 'coordinate_nets', 'recycle', 'path',
+                'compare', 'health')
+
+@contextmanager
+def watch_calls(called: set):
+    "Add the code of all functions of the package that are called"
+    def watch(frame, event, argument):
+        if event == 'call': called.add(frame.f_code)
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try: yield
+    finally: sys.setprofile(before)
+
+def _codes(value):
+    "Code of a function, or of all methods of a class"
+    value = inspect.unwrap(value) if callable(value) else value
+    if inspect.isfunction(value): return {value.__code__}
+    if not inspect.isclass(value): return set()
+    members = [getattr(o, '__func__', getattr(o, 'fget', o)) for o in vars(value).values()]
+    return {o.__code__ for o in members if inspect.isfunction(o)}
+
+def not_called(called) -> list:
+    "Return the public functions and classes of the measurements that no case has called, as `module.name`"
+    names = []
+    for short in MEASUREMENTS:
+        module = import_module(f'reinit_nb.{short}')
+        public = {name: _codes(getattr(module, name)) for name in module.__all__}
+        names += [f'{short}.{name}' for name, codes in public.items() if codes and not codes & called]
+    return names
+
 NEEDS_FLOAT64 = {'path_fp16'}   # torch's GradScaler takes another way only for a device that is called mps
 
 def main(file, names):
@@ -583,10 +741,12 @@ def main(file, names):
     warnings.simplefilter('ignore')
     torch.set_num_threads(1)
     import pretend_device
-    device, found = str(pretend_device.register()), {}
+    device, found, called = str(pretend_device.register()), {}, set()
     for name in names or CASES:
-        found[name] = dict(cpu=run_case(name, 'cpu'), device=run_case(
-            name, device, pretend_device.watch, refuse_float64=name not in NEEDS_FLOAT64))
-        Path(file).write_text(json.dumps(found))
+        found[name] = dict(cpu=run_case(name, 'cpu'))
+        with watch_calls(called):
+            found[name]['device'] = run_case(name, device, pretend_device.watch,
+                                             refuse_float64=name not in NEEDS_FLOAT64)
+        Path(file).write_text(json.dumps(found | dict(not_called=not_called(called))))
 
 if __name__ == '__main__': main(sys.argv[1], sys.argv[2:])

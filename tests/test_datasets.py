@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,6 +228,63 @@ def test_a_dataset_is_downloaded_once(box, monkeypatch):
     with ThreadPoolExecutor(2) as pool: got = list(pool.map(download_dataset, ['mnist'] * 2))
     assert sorted(got) == ['downloaded', 'torchvision'] and calls == [True, False]
     assert not list((box.parent / 'cache').rglob('*.lock'))
+
+
+class InTwoFiles:
+    "As SVHN: one file for each part"
+    broken = False
+
+    def __init__(self, root, train=True, download=False):
+        file = Path(root) / ('train' if train else 'test')
+        if download and not file.exists():
+            if self.broken and not train: raise RuntimeError('the connection was lost')
+            file.write_text('images')
+        if not file.exists(): raise RuntimeError('not found')
+
+
+def test_a_part_that_is_missing_is_downloaded(box, monkeypatch):
+    "Training images alone are no dataset: `get` repairs what an interruption has left"
+    from torchvision import datasets as tv
+    monkeypatch.setattr(tv, 'MNIST', InTwoFiles)
+    folder = datasets.cache_dir() / 'torchvision'
+    folder.mkdir(parents=True)
+    (folder / 'train').write_text('images')
+    assert dataset_source('mnist') is None
+    assert download_dataset('mnist') == 'downloaded' and dataset_source('mnist') == 'torchvision'
+    assert {p.name for p in folder.iterdir() if p.is_file()} == {'train', 'test'}
+    assert download_dataset('mnist') == 'torchvision'
+
+
+def test_an_incomplete_download_is_not_seen(box, monkeypatch):
+    "Parts are moved to their place when all are there; the next attempt begins with an empty folder"
+    from torchvision import datasets as tv
+    monkeypatch.setattr(tv, 'MNIST', InTwoFiles)
+    monkeypatch.setattr(InTwoFiles, 'broken', True)
+    fails(lambda: download_dataset('mnist'), 'the connection was lost')
+    folder = datasets.cache_dir() / 'torchvision'
+    assert dataset_source('mnist') is None and not (folder / 'train').exists()
+    monkeypatch.setattr(InTwoFiles, 'broken', False)
+    assert download_dataset('mnist') == 'downloaded'
+    assert {p.name for p in folder.iterdir() if p.is_file()} == {'train', 'test'}
+
+
+def test_a_dataset_that_is_being_downloaded_is_waited_for(box, monkeypatch):
+    "It is asked for under the lock only"
+    from torchvision import datasets as tv
+    monkeypatch.setattr(tv, 'MNIST', InTwoFiles)
+    folder = datasets.cache_dir() / 'torchvision'
+    started = threading.Event()
+    def other():
+        with datasets.wait_lock(folder / '.mnist.lock'):
+            (folder / 'train').write_text('images')
+            started.set()
+            time.sleep(.3)
+            (folder / 'test').write_text('images')
+    thread = threading.Thread(target=other)
+    thread.start()
+    started.wait()
+    assert download_dataset('mnist') == 'torchvision'   # not `downloaded`
+    thread.join()
 
 
 def test_what_torchvision_cannot_download(box):

@@ -55,6 +55,34 @@ def test_the_device_computes_what_the_cpu_computes(name, found):
         if name in LOOSE and is_count(k): continue
         assert largest_difference(want, device['numbers'][k]) < LOOSE.get(name, 1e-4), k
 
+# Public names of measurements that need no case, because they compute with tables, numbers or symbols, or only draw
+NO_DEVICE = {
+    'init': 'reset_rule fill_constant register_values',   # registration of rules
+    'models': 'Skip',                                     # only for networks with residual connections
+    'rounds': 'plan_table plot_round_plan plot_log plot_losses',
+    'freezing': 'plot_freezing_plan',
+    'separability': 'plot_separability plot_separability_training',
+    'wiring': 'plot_wiring',
+    'frozen': 'plot_frozen plot_filters',
+    'between': 'paper_reset',                             # a table of numbers
+    'stability': 'product_model symbolic_loss symbolic_flow linearization symbolic_eigenvalues coupling '
+                 'stability_condition descent_condition balance_rate size_equation double_equilibria critical_decay '
+                 'triple_threshold equivalent_point escape_thresholds safe_size random_problems plot_rates '
+                 'escape_times plot_escape_times plot_portrait basins plot_basins half_mse step_multiplier '
+                 'growth_rates eigenvalue_evidence escape_evidence',
+    'flatness': 'plot_margins size_ratios plot_size_ratios plot_noise plot_spectral_density plot_slice plot_surface',
+    'spectrum': 'plot_spectra plot_plane_spectrum plot_gradient_histogram plot_amplitudes plot_convergence '
+                'plot_spectrogram',
+    'coordinate_nets': 'plot_spectral_law',
+    'path': 'imagenet_start path_status plot_path training_fit',   # files and tables
+    'compare': 'differences_to summarize_comparison plot_comparison comparison_power comparison_runs',
+    'health': 'plot_health trainability_summary plot_trainability'}
+
+def test_every_measurement_is_called(found):
+    "A new function needs a case, or a reason why not"
+    without = {f'{module}.{name}' for module, names in NO_DEVICE.items() for name in names.split()}
+    assert set(found['not_called']) == without
+
 def counted(lines, module): return sum(n for line, n in lines.items() if line.startswith(module + ':'))
 
 PASSES = 6   # three epochs of a loader for training and one for validation

@@ -8,8 +8,10 @@ import torch
 
 from reinit_nb.between import dirac_reset
 from reinit_nb.core import ReinitError
+from reinit_nb.store import Store
 from reinit_nb.studies import interventions as study
 from reinit_nb.studies import spectra
+from reinit_nb.sweep import run_sweep
 
 
 def smoke_run(how, **kw):
@@ -50,7 +52,17 @@ def test_runs_of_a_network_share_what_comes_before():
     assert all(rows[0][k] == rows[1][k] for k in rows[0] if k.endswith('0'))
     assert rows[0]['width1'] != rows[1]['width1']
     # recipe by recipe, the first stretch would be trained again for each
-    assert study.INTERVENTION_ENGINE.processes is False
+    assert study.INTERVENTION_ENGINE.processes and study.INTERVENTION_ENGINE.together
+
+@pytest.mark.slow
+def test_two_workers_compute_what_one_does(tmp_path):
+    "Training and symbolic tracing use global state: portions need processes of their own"
+    runs = [r.replace(epochs=2, looked=4, probes=2) for r in study.intervention_runs('smoke', 2)
+            if r.how in ('nothing', 'LW')]
+    one, two = (run_sweep(runs, Store(tmp_path / str(n)), study.INTERVENTION_ENGINE, show=False, workers=n)
+                for n in (1, 2))
+    same = [c for c in one if c not in ('date', 'seconds')]
+    pd.testing.assert_frame_equal(one[same], two[same], check_exact=True)
 
 def test_runs_live_on_the_default_device(monkeypatch):
     asked = []

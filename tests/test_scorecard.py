@@ -34,7 +34,7 @@ from reinit_nb.claims.scorecard import (
     verdict_counts,
     verdicts_on_pages,
 )
-from reinit_nb.claims.verdict import VERDICT_WORDS, VERDICTS, claim_rules
+from reinit_nb.claims.verdict import OLD_RUNS, VERDICT_WORDS, VERDICTS, claim_rules, number_text
 from reinit_nb.core import ReinitError
 from reinit_nb.store import load_results, paper_table, save_results
 from reinit_nb.studies.common import Look, all_studies, find_results, flatten_recipes, get_study
@@ -165,15 +165,26 @@ def test_the_papers_words_have_the_same_numbers():
 # ---------------------------------------------------------------- rules and dates
 
 def test_rules_are_older_than_their_runs_or_marked_as_revised(df):
+    times = [r.fixed for i in IDS for r in claim_rules(i)]
+    pattern = r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00'   # they are compared with the dates of runs
+    assert all(re.fullmatch(pattern, o) for o in times)
     early = df[(df.oldest != '') & (df.oldest < df.fixed)]
-    assert early.revised.all(), f'runs from before an unrevised rule: {early.id[~early.revised].tolist()}'
-    assert (early.old_runs == early.revised).all() and not df.old_runs[df.oldest >= df.fixed].any()
+    assert early.old_runs.all() and not df.old_runs.drop(early.index).any()
+    days = early[early.oldest.str[:10] < early.fixed.str[:10]]
+    assert days.revised.all(), f'runs from days before an unrevised rule: {days.id[~days.revised].tolist()}'
+
+def test_verdicts_of_claims_are_marked_as_on_the_scorecard(df):
+    results = {k: s.load(RESULTS) for k, s in all_studies().items()}
+    for _, r in df.iterrows():
+        verdict = judge_by_results(r.id, results)
+        assert verdict.old_runs == r.old_runs, r.id
+        assert (f'†, {OLD_RUNS}:' in verdict.markdown) == r.old_runs
 
 def test_runs_from_before_and_after_a_revised_rule_are_not_mixed(df):
     assert not df.mixed.any(), f'{df.id[df.mixed].tolist()}: judge them on new seeds only'
 
 def test_old_runs_are_marked_wherever_an_outcome_is_shown(df):
-    assert df.old_runs.any() and 'newer than their runs (†)' in scorecard_headline(df)
+    assert df.old_runs.any() and f'{OLD_RUNS} (†)' in scorecard_headline(df)
     table = scorecard_markdown(df)
     for _, r in df.iterrows():
         assert outcome_text(r).endswith('†') == r.old_runs
@@ -185,9 +196,11 @@ def test_dates_decide_what_is_old(tmp_path):
     def row(dates):
         save_results(runs.assign(date=dates), f)
         return judge_claims(tmp_path, ['F4']).iloc[0]
-    before, after = '2026-11-17T12:00:00+00:00', '2026-11-18T12:00:00+00:00'
+    before, after = '2026-11-17T12:00:00+00:00', '2026-11-18T14:17:31+00:00'
     assert row(before).old_runs and not row(before).mixed
     assert not row(after).old_runs and not row(after).mixed
+    same_day = row('2026-11-18T14:17:29+00:00')
+    assert same_day.old_runs and not same_day.mixed   # the time of day counts
     half = row([before] * 4 + [after] * (len(runs) - 4))
     assert half.old_runs and half.mixed
     with pytest.raises(ReinitError, match='F4: some runs are older than its revised rule'):
@@ -199,7 +212,7 @@ def test_old_outcomes_are_those_of_the_same_runs(df):
     df = df[df.paper != 'plasticity']   # came later
     assert list(t.id) == list(df.id) and t.why.notna().all() and set(t.after) <= set(VERDICTS)
     assert t.before.value_counts().to_dict() == dict(undecided=20, holds=15, fails=7)
-    same = df.newest < '2026-11-18'
+    same = df.newest < '2026-11-18'   # by the day
     assert t.after[same].tolist() == df.verdict[same].tolist()
     assert t.after[~same].notna().all()
 
@@ -213,6 +226,27 @@ def test_undecided_claims_state_what_would_decide_them(df):
             assert not r.n or r.cost > 0, r.id
         else: assert 'would decide' in text and r.needed > 0 and r.cost > 0, r.id
     assert df.needed[df.verdict != '?'].isna().all()
+
+def test_seeds_that_would_decide_all_parts(df, parts):
+    "Not those of the part that is shown, but the most that any undecided part needs"
+    judged = parts[parts.verdict != '']
+    most = judged[judged.verdict == '?'].groupby('id').needed.max()
+    measured = df[(df.verdict == '?') & df.value.notna()].set_index('id')
+    assert (measured.needed == most[measured.index]).all()
+    assert (measured.needed > 0).all()
+    shown = judged.merge(df[['id', 'measure']], left_on=['id', 'part'], right_on=['id', 'measure']).set_index('id')
+    assert (measured.needed > shown.needed[measured.index]).any()   # else nothing is tested here
+    several = parts[parts.needed > 0].set_index('id')
+    hours = (df.set_index('id').spent / df.set_index('id').n)[several.index] * several.needed
+    assert np.allclose(several.cost.dropna(), hours[several.cost.notna()])
+    assert 'would decide' in parts_markdown(parts)
+
+def test_interquartile_mean_and_share_of_pairs_stand_next_to_the_mean(df, parts):
+    several = df[df.middle.notna()]
+    assert len(several) and several.better.between(0, 1).all() and parts.middle.notna().any()
+    lines = {i: x for x in scorecard_markdown(df).splitlines() for i in IDS if x.startswith(f'| [{i}]')}
+    for _, r in several.iterrows():
+        assert f'| {number_text(r.middle, True)} | {100 * r.better:.0f}% |' in lines[r.id]
 
 def test_seconds_of_runs():
     dates = pd.Timestamp('2026-01-01', tz='UTC') + pd.to_timedelta([0, 10, 20, 30, 90_000, 90_010], unit='s')
@@ -321,7 +355,8 @@ def test_effects_lie_in_their_intervals(df):
     d = df.dropna(subset=['lo', 'hi'])
     assert len(d) >= 35
     assert ((d.lo <= d.value + 1e-9) & (d.value <= d.hi + 1e-9)).all()
-    assert (d.unit != '').all() and (d.measure != '').all()
+    assert (d.measure != '').all()
+    assert ((d.unit != '') | d.measure.str.contains('ρ|τ|rank correlation|amplitude')).all()   # the name says it
     assert set(df.id[df.lo.isna() & df.value.notna()]) <= {'R5', 'Z1', 'Z10', 'C11'}   # facts
 
 def test_some_numbers_computed_another_way(df, parts):

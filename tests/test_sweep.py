@@ -13,9 +13,10 @@ import torch
 
 from reinit_nb import sweep, workers
 from reinit_nb.checkpoint import read_checkpoint
-from reinit_nb.core import Recipe, ReinitError
+from reinit_nb.core import Recipe, ReinitError, note_device, noted_device
 from reinit_nb.path import Learn, Run
 from reinit_nb.store import Store
+from reinit_nb.studies.common import all_studies, flatten_recipes
 from reinit_nb.sweep import PATH, Engine, engine_from, one_by_one, run_sweep
 from reinit_nb.vision import Task
 from reinit_nb.workers import device_environment, device_list, in_processes, on_devices
@@ -159,6 +160,7 @@ import sys, time
 from pathlib import Path
 from reinit_nb.path import Learn, Run, plan_paths, run_paths
 from reinit_nb.store import Store
+from reinit_nb.studies.common import all_studies, flatten_recipes
 from reinit_nb.sweep import Engine, run_sweep
 from reinit_nb.vision import Task
 root, workers = Path(sys.argv[1]), int(sys.argv[2])
@@ -209,6 +211,62 @@ def test_sigterm_writes_a_checkpoint_and_releases_claims(tmp_path, n, method):
     assert not list((root / '.checkpoints').glob('*.pth'))
 
 
+SLEEPER = '''
+import sys, time
+from dataclasses import dataclass
+from pathlib import Path
+from reinit_nb.core import Recipe
+from reinit_nb.store import Store
+from reinit_nb.studies.common import all_studies, flatten_recipes
+from reinit_nb.sweep import engine_from, run_sweep
+@dataclass(frozen=True)
+class Job(Recipe):
+    n: int = 1
+root, workers = Path(sys.argv[1]), int(sys.argv[2])
+def run(job):
+    (root / f'ready-{job.n}').touch()
+    for _ in range(6000): time.sleep(.01)
+    return [dict(x=1)]
+run_sweep([Job(n) for n in range(4)], Store(root), engine_from(run), show=False, workers=workers)
+'''
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize('n, method', [(1, 'lease'), (2, 'flock'), (2, 'lease')])
+def test_sigterm_ends_runs_without_checkpoints(tmp_path, n, method):
+    "Also in threads, which Python would wait for; claims are released"
+    script = tmp_path / 'child.py'
+    script.write_text(SLEEPER)
+    root = tmp_path / 'runs'
+    root.mkdir()
+    env = dict(os.environ, PYTHONPATH=str(ROOT), REINIT_LOCK=method)
+    p = subprocess.Popen([sys.executable, str(script), str(root), str(n)], env=env)
+    while len(list(root.glob('ready-*'))) < n:
+        assert p.poll() is None
+        time.sleep(.05)
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(workers.STOP_SECONDS) == 143
+    assert list((root / '.locks').iterdir()) == [] and not list(root.glob('??/*/record.json'))
+
+
+@posix
+@pytest.mark.slow
+def test_sigterm_ends_a_call_that_does_not_stop(tmp_path):
+    "One call of C that takes a minute: the process ends after `STOP_SECONDS`"
+    script = tmp_path / 'child.py'
+    script.write_text(SLEEPER.replace('for _ in range(6000): time.sleep(.01)', 'time.sleep(60)')
+                      .replace('root, workers', 'import reinit_nb.workers as w\nw.STOP_SECONDS = 1\nroot, workers'))
+    root = tmp_path / 'runs'
+    root.mkdir()
+    p = subprocess.Popen([sys.executable, str(script), str(root), '2'], env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    while len(list(root.glob('ready-*'))) < 2:
+        assert p.poll() is None
+        time.sleep(.05)
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(30) == 143
+
+
 @posix
 def test_signal_outside_of_a_fit_stops_at_once():
     with pytest.raises(workers.Stopped) as e:
@@ -237,6 +295,54 @@ def test_the_handler_of_others_stays():
     try:
         with workers.stop_on_sigterm(): assert signal.getsignal(signal.SIGTERM) is mine
     finally: signal.signal(signal.SIGTERM, before)
+
+
+def test_runs_in_processes_stay_together_if_they_share_work(tmp_path):
+    sizes = []
+    def run(portion):
+        sizes.append(len(portion))
+        return together(portion)
+    jobs = [Job(n) for n in range(4)]
+    for share in (False, True):
+        engine = Engine(lambda recipes: [recipes[i:i + 2] for i in range(0, len(recipes), 2)], run, processes=True,
+                        together=share)
+        run_sweep(jobs, Store(tmp_path / str(share)), engine, show=False, workers=1)
+    assert sizes == [1, 1, 1, 1, 2, 2]
+
+
+def test_a_device_is_noted_for_one_portion_only(tmp_path):
+    "An engine that notes none does not get that of the portion before"
+    def run(job):
+        if job.n == 0: note_device('cpu:0')
+        return [dict(x=str(noted_device()))]
+    df = run_sweep([Job(0), Job(1)], Store(tmp_path), engine_from(run), show=False, workers=1)
+    assert df.x.tolist() == ['cpu:0', 'cpu']
+
+
+def thread_engines():
+    "Engines of studies whose portions run in threads, each with two portions"
+    found = {}
+    for study in all_studies().values():
+        for file, source in study.files.items():
+            if source.engine is None or source.engine.processes: continue
+            missing = source.engine.missing or (lambda recipe: None)
+            recipes = [r for r in flatten_recipes(source.lists('smoke', None)) if not missing(r)]
+            portions = source.engine.plan(recipes)
+            if len(portions) > 1: found.setdefault(source.engine.run, (file, source.engine, portions[:2]))
+    return {file: (engine, [r for p in portions for r in p[:2]]) for file, engine, portions in found.values()}
+
+
+THREADED = thread_engines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('file', THREADED)
+def test_portions_in_threads_do_not_disturb_each_other(file, tmp_path):
+    "One worker and two compute the same, to the last bit"
+    engine, recipes = THREADED[file]
+    one, two = (run_sweep(recipes, Store(tmp_path / str(n)), engine, show=False, workers=n) for n in (1, 2))
+    same = [c for c in one if c not in ('date', 'seconds')]
+    assert json.dumps(one[same].to_dict('list')) == json.dumps(two[same].to_dict('list'))
 
 
 def test_engines_declare_what_they_need():

@@ -52,7 +52,7 @@ def lead_of_lw(df: pd.DataFrame  # Runs of `table1_recipes`
     for alpha, d in _ends(df).groupby('alpha'):
         rival = d[d.method != 'LW'].groupby('method').test_acc.mean().idxmax()
         gain = paired_differences(d, 'test_acc', 'LW', rival)
-        effects[f'LW − best other method at α={alpha:g}'] = seed_effect(gain, 100, note=f'which is {rival}')
+        effects[f'LW − best other method at α={alpha:g}'] = seed_effect(gain, 100, note=f'best other method: {rival}')
     return effects
 
 R2 = Claim('R2', 'synthetic', ('table1',), lead_of_lw)

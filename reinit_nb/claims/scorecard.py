@@ -14,6 +14,7 @@ __all__ = ['PAPER_NAMES', 'PAPER_TITLES', 'SCORECARD_COLUMNS', 'VERDICT_PLURALS'
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +24,7 @@ import pandas as pd
 
 import reinit_nb
 from reinit_nb.claims.verdict import (
+    OLD_RUNS,
     VERDICT_WORDS,
     VERDICTS,
     Claim,
@@ -89,7 +91,18 @@ def judge_by_results(id: str,  # For example `R1`
     claim = get_claim(id)
     if isinstance(path, dict): results = path[claim.study]
     else: results = get_study(claim.study).load(path, scale)
-    return judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
+    verdict = judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
+    return replace(verdict, old_runs=_are_old(verdict, _runs_of(verdict, {claim.study: results})))
+
+def _runs_of(verdict, results):
+    "Return the runs that a verdict rests on"
+    claim = get_claim(verdict.id)
+    return runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
+
+def _are_old(verdict, runs):
+    "Return whether a rule is newer than the oldest of these runs"
+    fixed = [p.rule.fixed for p in verdict.parts if p.rule.judged]
+    return bool(len(runs) and str(runs['date'].min()) < max(fixed))
 
 # %% ../../nbs/76_claims.scorecard.ipynb #runs0001
 def run_seconds(df: pd.DataFrame  # Rows of a results file, with recipe and date
@@ -119,9 +132,21 @@ def runs_of_claim(claim: Claim,  # From `get_claim`
 
 # %% ../../nbs/76_claims.scorecard.ipynb #450a8d12
 SCORECARD_COLUMNS = ('id', 'paper', 'short', 'claim', 'where', 'theirs', 'theirs_value', 'measure', 'value', 'lo', 'hi',
-                     'unit', 'null', 'delta', 'direction', 'n', 'counts', 'planned', 'needed', 'cost', 'spent',
-                     'setting', 'scale', 'verdict', 'old_runs', 'mixed', 'fixed', 'revised', 'oldest', 'newest',
-                     'rule', 'measured', 'notebook')
+                     'unit', 'null', 'delta', 'direction', 'middle', 'better', 'n', 'counts', 'planned', 'needed',
+                     'cost', 'spent', 'setting', 'scale', 'verdict', 'old_runs', 'mixed', 'fixed', 'revised',
+                     'oldest', 'newest', 'rule', 'measured', 'notebook')
+
+def _seeds_to_decide(verdict):
+    "Return how many seeds would decide all parts of an undecided claim"
+    if verdict.verdict != '?': return np.nan
+    if verdict.part.effect is None: return verdict.part.rule.seeds
+    return max((p.needed for p in verdict.parts if p.rule.judged and p.needed > 0), default=np.nan)
+
+def _seed_hours(verdict, spent):
+    "Return the hours that one seed has taken; not a number where seeds cannot be counted"
+    part = verdict.part
+    n = part.effect.n if part.effect is not None and part.effect.n else verdict.n   # of an unfinished list: those there
+    return spent / n if n and (part.rule.over == 'seeds' or part.effect is None) else np.nan
 
 def _row(claim, verdict, runs):
     "Return a row of the scorecard"
@@ -129,21 +154,20 @@ def _row(claim, verdict, runs):
     rule = part.rule
     effect = part.effect or Effect(np.nan)
     judged = [p.rule for p in verdict.parts if p.rule.judged] or [rule]
-    revised = [r.fixed for r in judged if r.revised]
-    oldest, newest = (str(runs['date'].min())[:10], str(runs['date'].max())[:10]) if len(runs) else ('', '')
-    needed = part.needed
+    fixed = max(r.fixed for r in judged)
+    revised = max((r.fixed[:10] for r in judged if r.revised), default='')
+    oldest, newest = (str(runs['date'].min()), str(runs['date'].max())) if len(runs) else ('', '')
     spent = runs.seconds.sum(min_count=1) / 3600 if len(runs) else np.nan
-    if verdict.verdict == '?' and part.effect is None: needed = rule.seeds
-    n = effect.n or verdict.n   # of an unfinished list: the seeds that are there
-    per_seed = spent / n if n and (rule.over == 'seeds' or part.effect is None) else np.nan
-    old = bool(revised and oldest and oldest < max(revised))
-    days = runs.assign(day=runs['date'].astype(str).str[:10]).groupby('part').day if old else ()
-    mixed = any(day.min() < max(revised) <= day.max() for _, day in days)
+    needed = _seeds_to_decide(verdict)
+    old = _are_old(verdict, runs)
+    days = runs.assign(day=runs['date'].astype(str).str[:10]).groupby('part').day if old and revised else ()
+    mixed = any(day.min() < revised <= day.max() for _, day in days)
     row = dict(theirs_value=rule.theirs, measure=rule.part, value=effect.value, lo=effect.lo, hi=effect.hi,
                unit=rule.unit, null=rule.null, delta=rule.delta, direction=rule.direction, n=verdict.n,
-               planned=rule.seeds, needed=needed, cost=per_seed * needed, spent=spent, scale=verdict.scale,
+               planned=rule.seeds, needed=needed, cost=_seed_hours(verdict, spent) * needed, spent=spent,
+               better=effect.better, middle=effect.middle, scale=verdict.scale,
                verdict=verdict.verdict, old_runs=old, mixed=mixed,
-               fixed=max(r.fixed for r in judged), revised=bool(revised), oldest=oldest, newest=newest,
+               fixed=fixed, revised=bool(revised), oldest=oldest, newest=newest,
                rule=rule_text(rule), measured=verdict.measured)
     return claim._asdict() | row
 
@@ -170,8 +194,7 @@ def judge_claims(path=None,  # As in `find_results`; or `StudyResults` by study
     rows = []
     for c in _choose(all_claims(), ids).itertuples(index=False):
         verdict = _judge_or_tell(c.id, results, scale, strict)
-        claim = get_claim(c.id)
-        runs = runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
+        runs = _runs_of(verdict, results)
         rows.append(_row(c, verdict, runs))
         if strict and rows[-1]['mixed']:
             raise ReinitError(f'{c.id}: some runs are older than its revised rule and some are newer: '
@@ -181,10 +204,17 @@ def judge_claims(path=None,  # As in `find_results`; or `StudyResults` by study
 def judge_parts(path=None,  # As in `judge_claims`
                 ids: Iterable[str] | None = None,  # Some claims only
                 scale: str = 'laptop'  # Of the results
-               ) -> pd.DataFrame:  # One row for each part, as from `parts_table`
+               ) -> pd.DataFrame:  # One row for each part, as from `parts_table`, with `cost` in hours of `needed`
     "Judge all parts of all claims by what is recorded"
     results = _open_results(path, scale)
-    return parts_table([_judge_or_tell(i, results, scale, False) for i in _choose(all_claims(), ids).id])
+    tables = []
+    for i in _choose(all_claims(), ids).id:
+        verdict = _judge_or_tell(i, results, scale, False)
+        runs = _runs_of(verdict, results)
+        spent = runs.seconds.sum(min_count=1) / 3600 if len(runs) else np.nan
+        table = parts_table([verdict])
+        tables.append(table.assign(cost=_seed_hours(verdict, spent) * table.needed))
+    return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/76_claims.scorecard.ipynb #82e0ec80
 def effect_text(row  # Of `judge_claims`
@@ -234,17 +264,28 @@ def _markdown_table(columns, rows):
 
 def _folded(summary, text): return f'<details><summary>{summary}</summary>\n\n{text}\n\n</details>'
 
+def _pair_texts(row):
+    "Write the interquartile mean over single pairs of runs, and the share of them above 0, where there are several"
+    if pd.isna(row.middle): return '', ''
+    return number_text(row.middle, True), f'{100 * row.better:.0f}%'
+
+def _needed_text(row):
+    "Write how many seeds would decide a part, and their hours"
+    if not row.needed > 0: return ''
+    return f'{row.needed:,.0f}' + ('' if pd.isna(row.cost) else f' ({hours_text(row.cost)})')
+
 def scorecard_markdown(df: pd.DataFrame,  # From `judge_claims`
                        base: str = ''  # Put before the paths of notebooks
                       ) -> str:
     "Write the table by paper, with links to the experiments"
-    columns = '', 'claim', 'outcome', 'effect that decides [95%]', 'δ', 'paper', 'n', 'scale', 'spent'
+    columns = ('', 'claim', 'outcome', 'deciding effect [95%]', 'IQM', 'above 0', 'δ', 'paper', 'n', 'scale', 'spent')
     def cells(r):
         delta = '' if pd.isna(r.delta) else f'{r.delta:g}'
         paper = f'{r["where"]}: {paper_text(r)}' if paper_text(r) else r['where']
         spent = '' if pd.isna(r.spent) else hours_text(r.spent)
-        return [f'[{r.id}]({base}{r.notebook})', r.claim, outcome_text(r), measure_text(r), delta, paper,
-                sample_text(r), f'{r["scale"]}: {r.setting}', spent]
+        link = f'[{r.id}]({base}{r.notebook})'
+        return [link, r.claim, outcome_text(r), measure_text(r), *_pair_texts(r), delta, paper, sample_text(r),
+                f'{r["scale"]}: {r.setting}', spent]
     tables = []
     for k, g in df.groupby('paper', sort=False):
         table = _markdown_table(columns, [cells(r) for _, r in g.iterrows()])
@@ -254,21 +295,23 @@ def scorecard_markdown(df: pd.DataFrame,  # From `judge_claims`
 def parts_markdown(parts: pd.DataFrame  # From `judge_parts`
                   ) -> str:
     "Write all parts, folded, one table for each claim"
-    columns = 'part', 'outcome', 'effect [95%]', 'δ', 'paper', 'n', 'above:below', 'decided by', 'rule of'
+    columns = ('part', 'outcome', 'effect [95%]', 'IQM', 'above 0', 'δ', 'paper', 'n', 'would decide', 'above:below',
+               'decided by', 'rule of')
     def cells(r):
         outcome = f'{r.verdict} {VERDICT_WORDS[r.verdict]}' if r.verdict else 'shown'
         signed = r.null == 0
         effect = 'not run yet' if r.n == 0 and pd.isna(r.value) else ''
         if pd.notna(r.value): effect = interval_text(r.value, r.lo, r.hi, r.unit, signed)
         signs = f'{r.wins}:{r.losses} (p = {r.p:.2g})' if pd.notna(r.p) else ''
-        date = f'{r.fixed}{" (revised)" if r.revised else ""}'
+        date = f'{r.fixed[:16].replace("T", " ")}{" (revised)" if r.revised else ""}'
         delta = '' if pd.isna(r.delta) else f'{r.delta:g}'
         theirs = '' if pd.isna(r.theirs) else number_text(r.theirs, signed)
-        return [r.part, outcome, effect, delta, theirs, r.n or '', signs, r.rule if r.verdict else '', date]
+        return [r.part, outcome, effect, *_pair_texts(r), delta, theirs, r.n or '', _needed_text(r), signs,
+                r.rule if r.verdict else '', date]
     tables = []
     for i, g in parts.groupby('id', sort=False):
         judged = g[g.verdict != '']
-        summary = f'{i}: ' + ', '.join(f'{n} {VERDICT_WORDS[v]}' for v, n in judged.verdict.value_counts().items())
+        summary = f'{i}: ' + ', '.join(_count_text(v, n) for v, n in judged.verdict.value_counts().items())
         tables.append(_folded(summary, _markdown_table(columns, [cells(r) for _, r in g.iterrows()])))
     return '\n\n'.join(tables)
 
@@ -282,6 +325,10 @@ def revision_markdown(ids: Iterable[str] | None = None  # Some claims only
     return _folded(f'{len(t)} claims, of which {changed} changed', table)
 
 # %% ../../nbs/76_claims.scorecard.ipynb #5e450072
+VERDICT_PLURALS = VERDICT_WORDS | {'✅': 'hold', '❌': 'fail'}
+
+def _count_text(verdict, n): return f'{n} {(VERDICT_WORDS if n == 1 else VERDICT_PLURALS)[verdict]}'
+
 def verdict_counts(df: pd.DataFrame  # From `judge_claims`
                   ) -> pd.DataFrame:  # One row for each paper, one column for each of `VERDICTS`
     "Count the outcomes of each paper"
@@ -291,19 +338,13 @@ def verdict_counts(df: pd.DataFrame  # From `judge_claims`
 def scorecard_headline(df: pd.DataFrame  # From `judge_claims`
                       ) -> str:
     "Write the outcome in a sentence"
-    def said(o):
-        words = {k: (VERDICT_WORDS if o[k] == 1 else VERDICT_PLURALS)[k] for k in VERDICTS}
-        return ', '.join(f'{int(o[k])} {word}' for k, word in words.items())
-    counts = verdict_counts(df)
-    text = f'{len(df)} claims: {said(counts.sum())}'
+    counts = verdict_counts(df).sum()
+    text = f'{len(df)} claims: ' + ', '.join(_count_text(k, int(counts[k])) for k in VERDICTS)
     not_judged = int((df.n == 0).sum())
     if not_judged: text += f', {not_judged} of them not judged for want of results'
-    if len(counts) > 1: text += ' (' + '; '.join(f'{PAPER_TITLES[k]} {said(o)}' for k, o in counts.iterrows()) + ')'
     old = int(df.old_runs.sum())
-    if old: text += f'; {old} {"is" if old == 1 else "are"} judged by a rule that is newer than their runs (†)'
+    if old: text += f'; {old} of them {OLD_RUNS} (†)'
     return text
-
-VERDICT_PLURALS = VERDICT_WORDS | {'✅': 'hold', '❌': 'fail'}
 
 # %% ../../nbs/76_claims.scorecard.ipynb #a62f000b
 _SHIPPED = Path(reinit_nb.__file__).parent / 'data' / 'scorecard.csv'
@@ -397,7 +438,7 @@ def plot_scorecard(df: pd.DataFrame  # From `judge_claims`
     handles.append(Line2D([], [], marker='|', color='black', ls='', ms=11, mew=1.8, label="the paper's number"))
     handles.append(Patch(color='#E8EEF3', label='within ±δ'))
     if df.old_runs.any():
-        handles.append(Line2D([], [], ls='', marker='$†$', color='black', label='rule newer than runs'))
+        handles.append(Line2D([], [], ls='', marker='$†$', color='black', label=OLD_RUNS))
     fig.legend(handles=handles, loc='outside upper right', ncols=7, frameon=False, fontsize=8.5, columnspacing=1.2)
     for x, text in ((1.01, "paper's"), (1.1, 'ours [95%]')):
         axs.flat[0].text(x, -1.05, text, transform=axs.flat[0].get_yaxis_transform(), va='center', fontsize=7.5,

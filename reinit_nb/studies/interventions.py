@@ -19,7 +19,16 @@ from torch import nn
 
 from ..baselines import WarmRestartCallback
 from ..between import dirac_reset
-from ..core import Recipe, ReinitError, by_scale, check_choice, check_number, default_device, new_axes
+from reinit_nb.core import (
+    Recipe,
+    ReinitError,
+    by_scale,
+    check_choice,
+    check_number,
+    default_device,
+    new_axes,
+    note_device,
+)
 from ..core import scale as get_scale
 from ..flatness import evaluate_loss, noise_curve
 from ..freezing import FrozenLayersCallback
@@ -129,7 +138,8 @@ def run_interventions(runs: Sequence[BridgeRun]  # Alike but for `how`
     r = runs[0]
     train, test, classes = image_data(ImageRun(r.model, r.task, n_test=r.n_test, seed=r.seed))
     _, channels, size, _ = train[0].shape
-    fresh = image_net(r.model, classes, r.seed, size=size, c_in=channels, width=r.width).to(default_device())
+    fresh = image_net(r.model, classes, r.seed, size=size, c_in=channels, width=r.width)
+    fresh.to(note_device(default_device()))
     first = _train(copy.deepcopy(fresh), train, r, seed=r.seed)
     before = measure_network(first, r, train, test, '0')
     rows = []
@@ -149,7 +159,9 @@ def plan_interventions(recipes: Sequence[BridgeRun]) -> list:  # Portions, each 
     for r in recipes: groups.setdefault(r.replace(how=CONTINUATIONS[0]), []).append(r)
     return list(groups.values())
 
-INTERVENTION_ENGINE = Engine(plan_interventions, run_interventions, missing=missing_images)
+# fastai and symbolic tracing use global state of the process; the runs of a portion share the first stretch
+INTERVENTION_ENGINE = Engine(plan_interventions, run_interventions, processes=True, together=True,
+                             missing=missing_images)
 
 # %% ../../nbs/67_studies.interventions.ipynb #88a6ddc5
 def intervention_runs(scale: str | None = None,  # As in `core.scale`

@@ -469,7 +469,7 @@ def run_law(run: LawRun) -> list[dict]:  # One row
     evidence = law_evidence([run.name], [run.seed], probe=grid_probe(-1, 1, run.points), width=run.width)
     return evidence.drop(columns=['net', 'seed']).to_dict('records')
 
-LAW_ENGINE = engine_from(run_law)
+LAW_ENGINE = engine_from(run_law, gpus=0)
 
 def law_runs(scale: str | None = None) -> list[LawRun]:
     "Return the law for three activations, several seeds"
