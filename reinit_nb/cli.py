@@ -907,7 +907,7 @@ def _health_batches(args, network):
     "Images and labels for the network: of a dataset, or noise"
     import torch
 
-    from reinit_nb.core import Streams
+    from reinit_nb.core import ReinitError, Streams
     from reinit_nb.models import input_shape
     from reinit_nb.probing import run_model
     shape = input_shape(network, args.size)[1:]
@@ -921,7 +921,12 @@ def _health_batches(args, network):
     task = Task(args.data, n_train=args.examples, valid=0., size=args.size, channels=channels)
     train = image_dls(task, bs=64, device='cpu', drop_last=False).train
     n_out = run_model(network, next(iter(train))[0][:1], tensor=True).shape[-1]
-    return [(x, y % n_out) for x, y in train]
+    batches = list(train)
+    largest = max(int(y.max()) for _, y in batches)
+    if largest >= n_out:
+        raise ReinitError(f'--data {args.data} has labels up to {largest}, and the network {n_out} outputs: '
+                          'name the data that it was trained on, or none')
+    return batches
 
 # %% ../nbs/90_cli.ipynb #heal0004
 def health_text(table,  # DataFrame from `health`
@@ -943,7 +948,7 @@ def _health_run(args):
     "Read, measure, fit, print; return the exit code"
     _check_health(args)
     network = _load_network(args)
-    from reinit_nb.health import health, plot_health, trainability, trainability_summary
+    from reinit_nb.health import health, plot_health, trainability, trainability_ratio, trainability_summary
     batches = _health_batches(args, network)
     say('measuring …')
     table = health(network, batches, tau=args.tau, sharpness=not args.no_sharpness)
@@ -951,6 +956,7 @@ def _health_run(args):
     if args.steps:
         say('fitting random labels …')
         fitted = trainability_summary(trainability(network, batches, args.steps))
+        table.loc[len(table)] = ['all', 'trainability', trainability_ratio(fitted)]
     if args.figure: plot_health(table)[0].figure.savefig(args.figure)
     if args.json:
         print_json(dict(file=args.file, arch=args.arch, data=args.data or 'noise', examples=args.examples,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HEALTH_MEASURES', 'GRADIENT_TAU', 'stable_rank', 'feature_gram', 'HealthProbe', 'health', 'plot_health',
-           'HealthCallback', 'trainability', 'trainability_summary', 'plot_trainability']
+           'HealthCallback', 'trainability', 'trainability_summary', 'trainability_ratio', 'plot_trainability']
 
 # %% ../nbs/54_health.ipynb #0bcf4114
 import copy
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes
 from .flatness import top_eigenvalues
 from .frozen import effective_rank, mutually_frozen
-from .init import drawn_weights, reset
+from .init import drawn_weights, init_name, reset
 from reinit_nb.probing import (
     call_model,
     check_model,
@@ -45,7 +45,8 @@ HEALTH_MEASURES = {
     'weight_norm': '2-norm of the weights',
     'gradient_norm': '2-norm of the gradient',
     'update_norm': '2-norm of the last step',
-    'sharpness': 'largest eigenvalue of the Hessian'}
+    'sharpness': 'largest eigenvalue of the Hessian',
+    'trainability': 'loss on fresh random labels after some steps, over that of a fresh network (above 1: worse)'}
 GRADIENT_TAU = .01   # of ReGraMa
 
 # %% ../nbs/54_health.ipynb #a13c88e8
@@ -82,12 +83,14 @@ class HealthProbe:
         self.rank_at = readers if check_choice('ranks', ranks, ('all', 'last')) == 'all' else readers[-1:]
         self.watch = UnitActivations(self.model, self.layers, self.rank_at, most)
 
-    def units(self) -> list[tuple]:  # layer, measure, value
+    def units(self,
+              distributed: bool = False  # Average activations over processes?
+             ) -> list[tuple]:  # layer, measure, value
         "Measure units by what was seen since the last `watch.start()`, and by gradients that are there"
         parameters = dict(self.model.named_parameters())
         rows = []
         counts = {}
-        seen = self.watch.means()
+        seen = self.watch.means(distributed)
         for o in self.layers:
             found = {}
             if o.layer in seen: found['dormant'] = over_mean(seen[o.layer]) <= self.tau
@@ -99,12 +102,16 @@ class HealthProbe:
                 counts[measure] = n + int(mask.sum()), total + len(o)
         return rows + [('all', measure, n / total) for measure, (n, total) in counts.items()]
 
-    def ranks(self) -> list[tuple]:  # layer, measure, value
+    def ranks(self,
+              distributed: bool = False  # Of the features of all processes?
+             ) -> list[tuple]:  # layer, measure, value
         "Measure the ranks of the features that were kept"
         rows = []
         for reader, kept in self.watch.kept.items():
             if not kept: continue
-            gram = feature_gram(torch.cat(kept), True)
+            z = torch.cat(kept)
+            if distributed: z = _gather_rows(z)
+            gram = feature_gram(z, True)
             rows += [(reader, 'effective_rank', effective_rank(gram)[0]), (reader, 'stable_rank', stable_rank(gram))]
         last = self.rank_at[-1] if self.rank_at else None
         return rows + [('all', measure, value) for layer, measure, value in rows if layer == last]
@@ -133,15 +140,37 @@ class HealthProbe:
                 squares[measure] = squares.get(measure, 0.) + norm**2
         return rows + [('all', measure, total**.5) for measure, total in squares.items()]
 
+def _gather_rows(z):
+    "Return the rows of all processes, which may have different numbers of them"
+    n = torch.tensor([len(z)], device=z.device)
+    counts = [torch.empty_like(n) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(counts, n)
+    most = int(max(counts))
+    padded = z.new_zeros(most, z.shape[1])
+    padded[:len(z)] = z
+    parts = [torch.empty_like(padded) for _ in counts]
+    torch.distributed.all_gather(parts, padded)
+    return torch.cat([part[:int(k)] for part, k in zip(parts, counts)])
+
+def _mean_over_processes(value):
+    "Average a number over processes"
+    t = torch.tensor([value], dtype=torch.float64)
+    if torch.distributed.get_backend() == 'nccl': t = t.cuda()
+    torch.distributed.all_reduce(t)
+    return float(t) / torch.distributed.get_world_size()
+
+
 # %% ../nbs/54_health.ipynb #88331000
 def health(model: nn.Module,  # Any network; stays as it is
            data,  # A batch `(x, y)`, a list of batches, or a loader
            loss: Callable | None = None,  # As `loss(output, y)`; default: cross entropy
            tau: float = .025,  # A unit is dormant if its mean |activation| is at most this share of the layer's
            sharpness: bool = True,  # Also the largest eigenvalue of the Hessian? It takes the most time
-           pairs=None  # As in `wiring`
+           pairs=None,  # As in `wiring`
+           steps: int = 0  # Of the test of trainability on random labels; 0: no test
           ) -> pd.DataFrame:  # One row per layer and measure: layer, measure, value; layer `all`: the network
     "Measure a network on data: units, ranks of features, norms, mutually frozen filters, sharpness"
+    check_number('steps', steps, 0, integer=True)
     model = unwrap_model(check_model(model))
     batches = list_batches(data, model_device(model))
     probe = HealthProbe(model, batches[0][0], tau, pairs=pairs, most=math.ceil(2048 / len(batches)))
@@ -154,6 +183,9 @@ def health(model: nn.Module,  # Any network; stays as it is
         probe.watch.detach()
         rows = probe.units() + probe.ranks() + probe.frozen() + probe.norms()
     if sharpness: rows.append(('all', 'sharpness', float(top_eigenvalues(model, batches, 1, loss, .01).eigenvalue[0])))
+    if steps:
+        summary = trainability_summary(trainability(model, batches, steps))
+        rows.append(('all', 'trainability', trainability_ratio(summary)))
     return pd.DataFrame(rows, columns=['layer', 'measure', 'value'])
 
 # %% ../nbs/54_health.ipynb #ed4e9eeb
@@ -178,6 +210,7 @@ def plot_health(df: pd.DataFrame,  # From `health` or `HealthCallback.df`
             ax.bar(range(len(bars)), bars.value)
             if len(bars) <= 8: ax.set_xticks(range(len(bars)), bars.layer, fontsize=7, rotation=45)
             else: ax.set(xticks=[], xlabel=f'{len(bars)} layers')
+            if measure == 'trainability': ax.axhline(1, c='k', lw=.8, ls=':')
         ax.set_title(measure.replace('_', ' '), fontsize=9)
         ax.set_ylim(bottom=0)
     return axs
@@ -215,20 +248,26 @@ class HealthCallback(FitCallback):
     @property
     def _due(self): return self.active and (self.step % self.every == 0 or self.step + 1 == self._last)
 
+    @property
+    def _distributed(self): return isinstance(self.learn.model, nn.parallel.DistributedDataParallel)
+
     def before_fit(self):
         if self.learn.lock.locked(): return   # only a validation
         self.active = not hasattr(self.learn, 'lr_finder')
-        if self.active: self._last = self.step + self.n_epoch * len(self.dls.train)
+        if not self.active: return
+        if self.net is not unwrap_model(self.learn.model): self.net = None   # another one: begin again
+        self._last = self.step + self.n_epoch * len(self.dls.train)
 
     def before_batch(self):
         if not self.active: return
+        self.skipped = False
+        if not self._due and self.net is not None: return
         model = unwrap_model(self.learn.model)
         if self.net is not model: self._start(model, tuple(self.learn.xb))
-        self.skipped = False
         if self._due: self.probe.watch.attach()
 
     def after_pred(self):
-        if self.probe: self.probe.watch.detach()
+        if self.probe and self.probe.watch.handles: self.probe.watch.detach()
 
     def before_step(self):
         if self._due: self.before = {n: p.detach().clone() for n, p in drawn_weights(self.net).items()}
@@ -244,13 +283,17 @@ class HealthCallback(FitCallback):
         self.step += 1
 
     def measure(self):
-        "Measure now: the activations and gradients of the present batch, and its step"
-        found = self.probe.units() + self.probe.ranks() + self.probe.frozen() + self.probe.norms(self.before)
+        "Measure now: the activations and gradients of the present batch (of all processes), and its step"
+        everywhere = self._distributed
+        found = self.probe.units(everywhere) + self.probe.ranks(everywhere)
+        found += self.probe.frozen() + self.probe.norms(self.before)
         if self.sharpness:
             batch = tuple(self.learn.xb) + tuple(self.learn.yb)
             eigenvalue = top_eigenvalues(self.net, [batch], 1, self.loss_func, .01).eigenvalue[0]
             found.append(('all', 'sharpness', float(eigenvalue)))
         found.append(('all', 'loss', float(self.learn.loss.detach())))
+        if everywhere:   # each process has a batch of its own
+            found = [(layer, k, _mean_over_processes(v) if k in ('sharpness', 'loss') else v) for layer, k, v in found]
         self.rows += [(self.step, self.epoch, *row) for row in found]
         self.before = None
         self.probe.watch.start()
@@ -292,12 +335,17 @@ def trainability(model: nn.Module,  # Any classifier; stays as it is
                  init: str | Callable = 'default'  # Of the fresh network: as in `reset`
                 ) -> pd.DataFrame:  # One row per start, seed and step: start, seed, step, loss, accuracy
     "Fit fresh random labels from this network and from a freshly drawn one: can it still learn?"
-    check_number('steps', steps, 1, integer=True)
+    for k, v in dict(steps=steps, bs=bs, seeds=seeds).items(): check_number(k, v, 1, integer=True)
+    check_number('lr', lr, 0, lo_open=True)
+    if init != 'default' and not callable(init): init_name(init)
     model = unwrap_model(check_model(model))
     device = model_device(model)
     inputs = torch.cat(list_inputs(x, device))
+    if not len(inputs): raise ReinitError('x has no inputs')
     with preserve_rng(), preserve_model(model, weights=False), torch.no_grad():
         n_out = call_model(model.eval(), inputs[:1], tensor=True).shape[-1]
+    if n_out < 2:
+        raise ReinitError(f'{type(model).__name__} has one output: random labels need a classifier with two or more')
     rows = []
     for seed in range(seeds):
         streams = Streams(seed)
@@ -330,15 +378,22 @@ def trainability_summary(df: pd.DataFrame,  # From `trainability`
                          last: float = .25  # Share of the steps at the end that counts
                         ) -> pd.DataFrame:  # One row per start: start, loss, accuracy
     "Average loss and accuracy over the last steps and over seeds"
+    check_number('last', last, 0, 1, lo_open=True)
     end = df[df.step >= df.step.max() * (1 - last)]
     return end.groupby('start', sort=False)[['loss', 'accuracy']].mean().reset_index()
+
+def trainability_ratio(df: pd.DataFrame  # From `trainability_summary`
+                      ) -> float:  # Above 1: this network learns worse than a fresh one
+    "Divide the loss of this network by that of a fresh one"
+    loss = df.set_index('start').loss
+    return float(loss['this'] / loss['fresh'])
 
 def plot_trainability(df: pd.DataFrame,  # From `trainability`
                       ax=None  # Where to draw
                      ):  # Axes
     "Plot the loss on random labels by step, mean over seeds"
     ax = new_axes(size=(5, 2.8), ax=ax)
-    for (start, g), color in zip(df.groupby('start', sort=False), ('C3', '.5')):
+    for (start, g), color in zip(df.groupby('start', sort=False), ('k', '.6')):
         mean = g.groupby('step').loss.mean().rolling(10, min_periods=1).mean()
         ax.plot(mean.index, mean, c=color, label=dict(this='this network', fresh='a fresh network')[start])
     ax.set(xlabel='step', ylabel='loss on random labels', yscale='log')

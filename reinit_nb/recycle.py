@@ -13,6 +13,7 @@ __all__ = ['FILLS', 'SCORES', 'RECYCLED', 'ADAM_STEPS', 'LOG_FIELDS', 'LayerUnit
 # %% ../nbs/49_recycle.ipynb #348bcdc2
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from .blocks import join_names
 from .core import ReinitError, Streams, check_choice, check_number, new_axes, unknown_message
 from .init import check_reset, drawn_weights, init_name, own_tensors, reset
 from .probing import check_model, model_device, to_device, unwrap_model
-from .rounds import FitCallback, init_arguments, plain_value, reset_opt_state
+from .rounds import FitCallback, drop_opt_state, init_arguments, plain_value, reset_opt_state
 from .wiring import WiredPart, Wiring, wiring
 
 # %% ../nbs/49_recycle.ipynb #9df9e7a3
@@ -159,6 +160,7 @@ def recyclable(model: nn.Module,  # Any network
     "List the units of each layer, how many of them can be recycled, and what is in the way of the others"
     units = find_units(model, x, pairs)
     found = {o.layer: o for o in units.layer_units(shared)}
+    owner = {u: o.layer for o in found.values() for u in o.units}
     rows = []
     for p in units.wiring.layers:
         own = found.get(p.name)
@@ -166,11 +168,18 @@ def recyclable(model: nn.Module,  # Any network
         numbers = units.rows[p.weight]
         reasons = [o for o in dict.fromkeys(units.why[numbers[numbers >= 0]]) if o]
         several = (units.writers[numbers[numbers >= 0]] > 1).any()
-        if several and not n: reasons = reasons or ['several layers write it: shared=True recycles it']
+        others = [o for o in dict.fromkeys(owner.get(u) for u in numbers) if o not in (None, p.name)]
+        if others and shared: reasons += [f'recycled with {o}' for o in others]
+        elif several and not n: reasons = reasons or ['several layers write it: shared=True recycles it']
         readers = ', '.join(dict.fromkeys(o[0].name for o in own.outgoing)) if own else ''
         rows.append((p.name, p.label, len(p.rows), n, own.reader or '' if own else '', readers,
                      '; '.join(reasons[:3]) if n < len(p.rows) else ''))
+    attention = [(name, m) for name, m in units.modules.items() if isinstance(m, nn.MultiheadAttention)]
+    rows += [(name, type(m).__name__, m.embed_dim, 0, '', '', _NO_HEADS) for name, m in attention]
     return pd.DataFrame(rows, columns=['layer', 'kind', 'units', 'recyclable', 'seen_by', 'readers', 'why'])
+
+_NO_HEADS = 'attention cannot be followed, and its heads are not recycled'
+
 
 # %% ../nbs/49_recycle.ipynb #6615f789
 def unit_masks(model: nn.Module,  # Any network
@@ -216,21 +225,21 @@ def draw_module(module: nn.Module,  # Any layer
 
 # %% ../nbs/49_recycle.ipynb #c8609697
 def _write_masks(model, masks, init, streams, fill='redraw'):
-    "Write fresh values and zeros into the masked entries"
+    "Write fresh values and zeros into the masked entries; nothing is written before all are drawn"
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     modules = dict(model.named_modules())
     drawn = {}
-    for n, (redrawn, zeroed) in masks.items():
-        tensor = tensors[n].data
-        redrawn = redrawn.to(tensor.device)
-        zeroed = zeroed.to(tensor.device)
-        tensor.masked_fill_(zeroed, 0)
+    fresh = {}
+    for n, (redrawn, _) in masks.items():
         if not redrawn.any(): continue
         module, _, own = n.rpartition('.')
         if module not in drawn: drawn[module] = draw_module(modules[module], init, streams.fork(module), module)
-        fresh = drawn[module][own].to(tensor.device)
-        if fill == 'mean': fresh = fresh.mean().expand_as(fresh)
-        tensor.copy_(torch.where(redrawn, fresh, tensor))
+        fresh[n] = drawn[module][own].to(tensors[n].device)
+        if fill == 'mean': fresh[n] = fresh[n].mean().expand_as(fresh[n])
+    for n, (redrawn, zeroed) in masks.items():
+        tensor = tensors[n].data
+        tensor.masked_fill_(zeroed.to(tensor.device), 0)
+        if n in fresh: tensor.copy_(torch.where(redrawn.to(tensor.device), fresh[n], tensor))
 
 @torch.no_grad()
 def recycle_units(model: nn.Module,  # Changed in place
@@ -241,6 +250,10 @@ def recycle_units(model: nn.Module,  # Changed in place
                  ) -> dict[str, tuple[Tensor, Tensor]]:  # As from `unit_masks`
     "Redraw what goes into the chosen units and their normalizations, and set to zero what goes out of them"
     model = unwrap_model(check_model(model))
+    chosen = np.asarray(chosen)
+    if chosen.shape != (units.n,) or chosen.dtype != bool:
+        raise ReinitError(f'chosen should have {units.n} entries, True or False: one per unit of the model. '
+                          f'It has shape {chosen.shape} and dtype {chosen.dtype}')
     masks = unit_masks(model, units, chosen)
     _write_masks(model, masks, init, streams if isinstance(streams, Streams) else Streams(streams))
     return masks
@@ -257,10 +270,20 @@ def recycle_weights(model: nn.Module,  # Changed in place
                    ) -> dict[str, tuple[Tensor, Tensor]]:  # As from `unit_masks`
     "Redraw single weights"
     check_choice('fill', fill, FILLS)
+    model = unwrap_model(check_model(model))
+    weights = drawn_weights(model)
+    for n, mask in chosen.items():
+        if n not in weights: raise ReinitError(unknown_message('chosen', n, list(weights)))
+        _check_mask(f'chosen[{n!r}]', mask, weights[n].shape)
     masks = {n: (mask, torch.zeros_like(mask)) for n, mask in chosen.items()}
     streams = streams if isinstance(streams, Streams) else Streams(streams)
-    _write_masks(unwrap_model(check_model(model)), masks, init, streams, fill)
+    _write_masks(model, masks, init, streams, fill)
     return masks
+
+def _check_mask(what, mask, shape):
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == shape: return
+    got = f'a tensor of shape {tuple(mask.shape)} and {mask.dtype}' if isinstance(mask, Tensor) else type(mask).__name__
+    raise ReinitError(f'{what} is {got}, and should be a tensor of shape {tuple(shape)} and torch.bool')
 
 # %% ../nbs/49_recycle.ipynb #a44399d3
 def _by_row(t, part):
@@ -437,6 +460,8 @@ def silence_score(window: int = 128,  # Intervals between firings that are remem
                  ) -> Callable:
     "Make the score of self-normalized resets: the share of a unit's intervals that are at least its present silence"
     for k, v in dict(window=window, enough=enough, first=first).items(): check_number(k, v, 1, integer=True)
+    if window < enough:
+        raise ReinitError(f'window={window} should be at least enough={enough}: else no unit ever has enough intervals')
     def score(seen: UnitSignals, memory: dict) -> Tensor:
         fires = seen.activation > 0
         if 'silence' not in memory:
@@ -494,64 +519,120 @@ RECYCLED = {'units': ('activation', 'gradient', 'contribution', 'silence'), 'wei
 ADAM_STEPS = {'entry': 'a recycled entry counts its own steps',
               'keep': "the count of its parameter goes on",
               'zero': 'the count of the whole parameter begins again'}
+_NO_CORRECTION = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop,
+                  torch.optim.ASGD)   # their state has a count, and no correction of moments by it
 
-def _adam_state(opt):
+def _adam_state(opt, wanted=None):
     "Yield parameter, first moment, second moment, steps, learning rate, β₁, β₂, ε if `opt` is Adam, else nothing"
     if hasattr(opt, 'slow_weights'): return   # Lookahead moves the weights itself
     inner = getattr(opt, 'opt', opt)
     if isinstance(inner, (torch.optim.Adam, torch.optim.AdamW)):
         for group in inner.param_groups:
-            if group['amsgrad']: continue
+            second = 'max_exp_avg_sq' if group['amsgrad'] else 'exp_avg_sq'
             for p in group['params']:
+                if wanted is not None and p not in wanted: continue
                 s = inner.state.get(p, {})
-                if 'exp_avg' in s:
-                    yield p, s['exp_avg'], s['exp_avg_sq'], int(s['step']), float(group['lr']), *group['betas'], \
-                        group['eps']
+                if 'exp_avg' not in s or p.is_complex(): continue
+                yield p, s['exp_avg'], s[second], int(s['step']), float(group['lr']), *group['betas'], group['eps']
     elif 'adam_step' in [getattr(getattr(f, 'func', f), '__name__', '') for f in getattr(inner, 'cbs', ())]:
-        for p, _, s, h in inner.all_params():
-            if 'sqr_avg' not in s: continue
-            yield p, s['grad_avg'], s['sqr_avg'], s['step'], h['lr'], h['mom'], h['sqr_mom'], h['eps']
+        for params, h in zip(inner.param_lists, inner.hypers):
+            for p in params:
+                if wanted is not None and p not in wanted: continue
+                s = inner.state[p]
+                if 'sqr_avg' not in s: continue
+                yield p, s['grad_avg'], s['sqr_avg'], s['step'], h['lr'], h['mom'], h['sqr_mom'], h['eps']
 
 def adam_update(m: Tensor, v: Tensor, step: Tensor | int, lr: float, beta1: float, beta2: float,
                 eps: float) -> Tensor:
     "Return the change that Adam makes with these moments after `step` steps"
-    return -lr * m / _debias(beta1, step) / ((v / _debias(beta2, step)).sqrt() + eps)
+    factor, shift = _adam_terms(step, lr, beta1, beta2, eps)
+    return factor * m / (v.sqrt() + shift)
+
+def _adam_terms(step, lr, beta1, beta2, eps):
+    "Return factor and shift: after `step` steps, Adam's change is factor · m / (√v + shift)"
+    correction = _debias(beta2, step)**.5
+    return -lr * correction / _debias(beta1, step), eps * correction
 
 def _debias(beta, step):
     "1 − βᵗ, exact in single precision too: Apple's MPS has no other"
     if not isinstance(step, Tensor): return 1 - beta**step
     return -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)
 
+
 # %% ../nbs/49_recycle.ipynb #3597ee15
 class EntrySteps:
     "Let recycled entries count Adam's steps from their own beginning"
+    tolerance = .005   # relative change of a step that is neglected
+
     def __init__(self): self.entries = {}   # name of a parameter → positions, and its steps when they began
 
-    def begin(self, names: dict, opt, masks: dict):  # Parameter → name; masks by name
+    @property
+    def entries(self): return self._entries
+
+    @entries.setter
+    def entries(self, entries):
+        self._entries = entries
+        self._changed()
+
+    def _changed(self):
+        self.active = {n for n, (at, _) in self._entries.items() if len(at)}
+        self.ages = {}   # names of parameters → counts at which their entries began, and which of these each has
+
+    def begin(self, names: dict, opt, masks: dict) -> list:  # Parameter → name; masks by name → names not counted
         "Note that the masked entries begin now"
-        steps = {names[p]: t for p, _, _, t, *_ in _adam_state(opt) if p in names}
+        wanted = {p for p, n in names.items() if n in masks}
+        steps = {names[p]: t for p, _, _, t, *_ in _adam_state(opt, wanted)}
         for n, mask in masks.items():
             if n not in steps: continue
-            new = mask.flatten().nonzero().flatten()
+            flat = mask.flatten()
+            new = flat.nonzero().flatten()
             old, born = self.entries.get(n, (new[:0], new[:0]))
-            kept = ~mask.flatten()[old]
+            kept = ~flat.index_select(0, old)
             self.entries[n] = torch.cat([old[kept], new]), torch.cat([born[kept], torch.full_like(new, steps[n])])
+        self._changed()
+        return [n for n in masks if n not in steps]
 
     @torch.no_grad()
     def correct(self, names: dict, opt):
         "Replace the step just made by the one with the entries' own counts"
-        if not self.entries: return
-        for p, m, v, t, lr, beta1, beta2, eps in _adam_state(opt):
-            if names.get(p) not in self.entries or p.grad is None: continue
-            at, born = self.entries[names[p]]
-            own = (t - born).float()
-            settings = lr, beta1, beta2, eps
-            m_at = m.flatten()[at].float()
-            v_at = v.flatten()[at].float()
-            change = adam_update(m_at, v_at, own, *settings) - adam_update(m_at, v_at, t, *settings)
-            p.data.view(-1)[at] += change.to(p.dtype)
-            young = beta2**own > 1e-4   # later the two are equal
-            self.entries[names[p]] = at[young], born[young]
+        if not self.active: return
+        alike = {}   # parameters with the same count and settings are corrected together
+        wanted = {p: n for p, n in names.items() if n in self.active and p.grad is not None}
+        for p, m, v, *settings in _adam_state(opt, wanted):
+            alike.setdefault(tuple(settings), []).append((wanted[p], p, m, v))
+        for settings, members in alike.items(): self._correct(members, *settings)
+
+    def _correct(self, members, step, *settings):
+        names = tuple(n for n, *_ in members)
+        if names not in self.ages:
+            born = torch.cat([self.entries[n][1] for n in names])
+            starts, which = born.unique(return_inverse=True)
+            self.ages[names] = starts.tolist(), which
+        starts, which = self.ages[names]
+        positions = [self.entries[n][0] for n in names]
+        m = torch.cat([m.flatten().index_select(0, at) for (_, _, m, _), at in zip(members, positions)])
+        root = torch.cat([v.flatten().index_select(0, at) for (*_, v), at in zip(members, positions)]).sqrt_()
+        factor, shift = _adam_terms(step, *settings)
+        change = m / (root + shift) * -factor
+        factors, shifts = zip(*(_adam_terms(step - start, *settings) for start in starts))
+        if len(starts) > 1: factors, shifts = m.new_tensor([factors, shifts]).index_select(1, which)
+        else: (factors,), (shifts,) = factors, shifts
+        change += m.div_(root.add_(shifts)).mul_(factors)
+        for (_, p, *_), at, part in zip(members, positions, change.split([len(at) for at in positions])):
+            if p.is_contiguous(): p.data.view(-1).index_add_(0, at, part)
+            else: p.data.copy_(p.data.flatten().index_add(0, at, part).view_as(p))
+        beta1, beta2 = settings[1:3]
+        last = min(starts)
+        if max(beta1**(step - last), beta2**(step - last) / 2) <= self.tolerance: self._drop(names, step, beta1, beta2)
+
+    def _drop(self, names, step, beta1, beta2):
+        "Let go of the entries whose own count no longer matters"
+        for n in names:
+            at, born = self.entries[n]
+            own = (step - born).float()
+            young = torch.maximum(beta1**own, beta2**own / 2) > self.tolerance
+            self.entries[n] = at[young], born[young]
+        self._changed()
 
 def _zero_steps(opt, parameters):
     "Let Adam count the steps of some parameters from zero"
@@ -560,6 +641,12 @@ def _zero_steps(opt, parameters):
         step = state.get(p, {}).get('step')
         if isinstance(step, Tensor): step.zero_()
         elif step is not None: state[p]['step'] = 0
+
+def _counts_steps(opt, p):
+    "Do the steps of this parameter depend on how many there were?"
+    inner = getattr(opt, 'opt', opt)
+    return not isinstance(inner, _NO_CORRECTION) and 'step' in inner.state.get(p, {})
+
 
 # %% ../nbs/49_recycle.ipynb #4c0188ac
 LOG_FIELDS = ['step', 'epoch', 'layer', 'units', 'recycled', 'redrawn', 'zeroed']
@@ -584,6 +671,12 @@ class RecycleCallback(FitCallback):
                  seed: int = 0  # Of fresh weights
                 ):
         check_choice('what', what, RECYCLED)
+        check_choice('fill', fill, FILLS)
+        if what == 'units' and fill != 'redraw': raise ReinitError(f"fill={fill!r} is for what='weights'")
+        if what == 'weights' and (shared or pairs is not None):
+            raise ReinitError("shared and pairs are for what='units': weights are recycled one by one")
+        if layers is not None and not isinstance(layers, (str, list, tuple, set, frozenset)):
+            raise ReinitError(f'layers={layers!r} should be names of layers')
         if not callable(score): check_choice('score', score, RECYCLED[what])
         if rule is not None and not callable(rule):
             raise ReinitError(f'rule={rule!r} should be a function, such as at_most(.1) or least_share(.01)')
@@ -596,13 +689,15 @@ class RecycleCallback(FitCallback):
         self.shared = shared
         self.init = init
         self.pairs = pairs
-        self.fill = check_choice('fill', fill, FILLS)
+        self.fill = fill
         self.adam_steps = check_choice('adam_steps', adam_steps, ADAM_STEPS)
         self.seed = check_number('seed', seed, 0, integer=True)
         self.net = None
         self.watch = None
         self.active = False
         self.skipped = False
+        self.names = {}
+        self.warned = set()
         self._clear()
 
     def _clear(self):
@@ -635,6 +730,7 @@ class RecycleCallback(FitCallback):
 
     def before_fit(self):
         self._detach()
+        self.names = {}
         if not self.learn.lock.locked(): self.active = not hasattr(self.learn, 'lr_finder')   # else only a validation
 
     def before_batch(self):
@@ -649,7 +745,14 @@ class RecycleCallback(FitCallback):
     def after_pred(self): self._detach()
     def after_cancel_batch(self): self._detach()
     def after_cancel_step(self): self.skipped = True   # `after_step` comes nevertheless
-    def after_fit(self): self._detach()
+    def after_fit(self):
+        self._detach()
+        if self.active and 0 < self.step < self.every:
+            self._warn('every', f'nothing was decided yet: {self.step} steps of the optimizer, and every={self.every}')
+
+    def _warn(self, about, message):
+        if about not in self.warned: warnings.warn(message, stacklevel=2)
+        self.warned.add(about)
 
     def _detach(self):
         if self.watch: self.watch.detach()
@@ -663,13 +766,13 @@ class RecycleCallback(FitCallback):
         for age in self.ages.values(): age += 1
         due = self.step % self.every == 0
         looks = due or getattr(self._score, 'every_step', False)
-        if not looks and not self.entry_steps.entries: return
-        names = {p: n for n, p in self.net.named_parameters()}
-        self.entry_steps.correct(names, self.opt)
+        if not looks and not self.entry_steps.active: return
+        if not self.names or due and self.every > 1: self.names = {p: n for n, p in self.net.named_parameters()}
+        self.entry_steps.correct(self.names, self.opt)
         if not looks: return
         with torch.no_grad():
-            if self.what == 'units': self._decide_units(names, due)
-            elif due: self._decide_weights(names)
+            if self.what == 'units': self._decide_units(self.names, due)
+            elif due: self._decide_weights(self.names)
         if self.watch: self.watch.start()
 
     # ---- beginning
@@ -697,11 +800,7 @@ class RecycleCallback(FitCallback):
                               "or use score='gradient'")
         units = find_units(model, x, self.pairs)
         found = {o.layer: o for o in units.layer_units(self.shared)}
-        for n in self.layers or ():
-            if n in found: continue
-            table = recyclable(model, units.wiring, shared=self.shared).set_index('layer')
-            if n not in table.index: raise ReinitError(unknown_message('layers', n, list(table.index)))
-            raise ReinitError(f'layers: the units of {n} cannot be recycled: {table.why[n]}')
+        self._check_layers(model, units, found)
         if self.layers is not None: found = {n: found[n] for n in self.layers}
         if self._needs_activation:
             unseen = [n for n, o in found.items() if o.reader is None]
@@ -719,6 +818,19 @@ class RecycleCallback(FitCallback):
             module = n.rpartition('.')[0]
             if redrawn.any(): check_reset(model.get_submodule(module), module, only=lambda below: not below)
         return units, found
+
+    def _check_layers(self, model, units, found):
+        unknown = [n for n in self.layers or () if n not in found]
+        if not unknown: return
+        n = unknown[0]
+        table = recyclable(model, units.wiring, shared=self.shared).set_index('layer')
+        if n in table.index: why = table.why[n]
+        else:
+            attention = [a for a, m in units.modules.items()
+                         if isinstance(m, nn.MultiheadAttention) and n.startswith(f'{a}.')]
+            if n not in units.modules: raise ReinitError(unknown_message('layers', n, list(table.index)))
+            why = _NO_HEADS if attention else f'{type(units.modules[n]).__name__} is not a layer with units of its own'
+        raise ReinitError(f'layers: the units of {n} cannot be recycled: {why}')
 
     def _find_weights(self, model):
         weights = drawn_weights(model)
@@ -738,9 +850,10 @@ class RecycleCallback(FitCallback):
         seen = self.watch.means(distributed) if self.watch else {}
         # what has no gradient is not trained now, and does not move
         still = {n for n, p in parameters.items() if p.grad is None}
-        fixed = self.units.touching(still)
+        fixed = self.units.touching(still) if still else None
         chosen = np.zeros(self.units.n, bool)
         counts = {}
+        started = {}
         for n, o in self.layers_found.items():
             if self.watch and n not in seen: continue   # not run in this batch
             if o.part.weight in still: continue
@@ -749,15 +862,18 @@ class RecycleCallback(FitCallback):
             self._check_shape(scores, (len(o),), n)
             rule = self.rule or at_most(0.)
             mask = rule(scores, self.ages[n], self.rule_memory.setdefault(n, {}))
+            _check_mask(f'the choice of rule for {n}', mask, scores.shape)
             if still: mask = mask & ~torch.as_tensor(fixed[o.units], device=mask.device)
             counts[n] = int(mask.sum())
             if not counts[n]: continue
             chosen[o.units[mask.cpu().numpy()]] = True
+            started[n] = mask
+        if not due: return
+        masks = recycle_units(self.net, self.units, chosen, self.init, self._streams()) if chosen.any() else {}
+        for n, mask in started.items():
             self.ages[n][mask] = 0
             for t in self.memory[n].values():
                 if isinstance(t, Tensor) and t.shape[:1] == mask.shape: t[mask] = 0
-        if not due: return
-        masks = recycle_units(self.net, self.units, chosen, self.init, self._streams()) if chosen.any() else {}
         self._reset_optimizer(parameters, masks)
         for n, k in counts.items():
             if k or self.every > 1: self._log(n, len(self.layers_found[n]), k, self._layer_masks(n, masks, chosen))
@@ -770,6 +886,7 @@ class RecycleCallback(FitCallback):
             scores = self._score(WeightSignals(p), self.memory.setdefault(n, {}))
             self._check_shape(scores, tuple(p.shape), n)
             chosen[n] = (self.rule or at_most(0.))(scores, None, self.rule_memory.setdefault(n, {}))
+            _check_mask(f'the choice of rule for {n}', chosen[n], scores.shape)
         chosen = {n: mask for n, mask in chosen.items() if mask.any()}
         masks = recycle_weights(self.net, chosen, self.init, self._streams(), self.fill)
         self._reset_optimizer(parameters, masks)
@@ -795,7 +912,14 @@ class RecycleCallback(FitCallback):
         if not changed: return
         reset_opt_state(self.opt, {parameters[n]: mask for n, mask in changed.items()}, 'slice')
         if self.adam_steps == 'zero': _zero_steps(self.opt, [parameters[n] for n in changed])
-        if self.adam_steps == 'entry': self.entry_steps.begin({p: n for n, p in parameters.items()}, self.opt, changed)
+        if self.adam_steps != 'entry': return
+        others = self.entry_steps.begin({p: n for n, p in parameters.items()}, self.opt, changed)
+        others = [parameters[n] for n in others if _counts_steps(self.opt, parameters[n])]
+        if not others: return
+        drop_opt_state(self.opt, dict.fromkeys(others))
+        self._warn('adam_steps', "adam_steps='entry' is for Adam and AdamW. This optimizer counts in another way: "
+                   'its state is dropped for each whole parameter with recycled entries. '
+                   "adam_steps='keep' drops the state of recycled entries only")
 
     def _log(self, layer, units, recycled, masks):
         redrawn = sum(int(a.sum()) for a, _ in masks.values())
@@ -811,7 +935,9 @@ class RecycleCallback(FitCallback):
         "Show what can be recycled; the model stays as it is"
         model = unwrap_model(check_model(model))
         if self.what == 'units':
-            table = recyclable(model, x, self.pairs, self.shared)
+            units = find_units(model, x, self.pairs)
+            self._check_layers(model, units, {o.layer for o in units.layer_units(self.shared)})
+            table = recyclable(model, units.wiring, shared=self.shared)
             return table if self.layers is None else table[table.layer.isin(self.layers)].reset_index(drop=True)
         found = self._find_weights(model)
         return pd.DataFrame([(n.rpartition('.')[0], n, p.numel()) for n, p in found.items()],
@@ -896,9 +1022,9 @@ class CBPCallback(RecycleCallback):
                  seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
-        self.rho = rho
-        self.maturity = maturity
-        self.decay = decay
+        self.rho = check_number('rho', rho, 0, 1)
+        self.maturity = check_number('maturity', maturity, 0, integer=True)
+        self.decay = check_number('decay', decay, 0, 1)
         super().__init__(contribution_score(decay), 1, least_share(rho, maturity), seed=seed, **kwargs)
 
 # %% ../nbs/49_recycle.ipynb #862a8e5f
@@ -924,13 +1050,17 @@ class SWRCallback(RecycleCallback):
     "Selective weight reinitialization: redraw the weights of least utility (Hernandez-Garcia et al. 2025)"
     short_name = 'swr'
     def __init__(self,
-                 share: float = .01,  # Of each weight tensor, at each decision
+                 share: float | None = None,  # Of each weight tensor, at each decision; default: .01
                  every: int = 100,  # Steps between two decisions
                  score: str | Callable = 'magnitude',  # `magnitude`, `saliency`, or a function
                  tau: float | None = None,  # Instead of `share`: weights whose utility is at most this times the mean
                  seed: int = 0,  # Of fresh weights
                  **kwargs  # As in `RecycleCallback`
                 ):
-        self.share, self.tau = share, tau
+        if share is not None and tau is not None: raise ReinitError('give share or tau, not both')
+        if tau is None: share = check_number('share', .01 if share is None else share, 0, 1)
+        else: tau = check_number('tau', tau, 0, finite=False)
+        self.share = share
+        self.tau = tau
         rule = least_share(share) if tau is None else at_most(tau)
         super().__init__(score, every, rule, 'weights', seed=seed, **kwargs)

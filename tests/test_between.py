@@ -19,6 +19,8 @@ from torch.utils.data import TensorDataset
 
 from reinit_nb.between import (
     INTERVENTIONS,
+    REGULARIZERS,
+    REMEDIES,
     DiracResetCallback,
     HoldZerosCallback,
     InterveneCallback,
@@ -29,6 +31,7 @@ from reinit_nb.between import (
     intervention_options,
     paper_reset,
     paper_resets,
+    remedy,
     set_zero,
     sparse_masks,
     sparsify,
@@ -253,6 +256,39 @@ def test_other_interventions_before_a_task():
     assert learn.intervene.log.changed.tolist() == [30, 0, 18, 0]
     with pytest.raises(ReinitError, match='shrink has no s'): InterveneCallback('shrink', s=1)
     with pytest.raises(ReinitError, match="did you mean 'fresh'"): InterveneCallback('frehs')
+
+@pytest.mark.parametrize('name,options,says', [
+    ('fresh', dict(init='foo'), "init='foo' is not known"), ('fresh', dict(seed='a'), "seed='a'"),
+    ('dirac', dict(one_d='x'), "one_d='x' is not known"), ('dirac', dict(s='x'), "s='x' should be a finite number"),
+    ('shrink', dict(shrink='x'), "shrink='x'"), ('shrink', dict(shrink=3.), 'shrink=3.0'),
+    ('shrink', dict(perturb=-1), 'perturb=-1'), ('DASH', dict(floor=3.), 'floor=3.0'),
+    ('DASH', dict(decay=0), 'decay=0'),
+    ('LW', dict(k='a'), "k='a' should be a whole number"), ('LLF', dict(layer=3), 'layer=3 should be the name'),
+    ('fresh', dict(epochs=3), r'epochs=3 should be a list .* such as \[3\]'), ('fresh', dict(tasks=3), 'tasks=3')])
+def test_wrong_values_are_refused_at_once(name, options, says):
+    with pytest.raises(ReinitError, match=says): InterveneCallback(name, **options)
+
+@pytest.mark.parametrize('name,options,says', [('LW', dict(k=99), 'LW: k=99, and the network has blocks 1 to'),
+                                               ('LLF', dict(layer='nope'), 'nope')])
+def test_what_the_model_does_not_allow_is_refused_before_it_is_trained(name, options, says):
+    net = trained()
+    before = state_of(net)
+    learn = learner(net, InterveneCallback(name, **options))
+    with pytest.raises(ReinitError, match=says), learn.no_logging(): learn.fit(1, .1)
+    assert not changed(net, before)
+
+def test_epochs_that_a_fit_does_not_have():
+    learn = learner(mlp(), InterveneCallback('fresh', epochs=[1, 4]))
+    with pytest.warns(UserWarning, match='nothing happens before epoch 4, as this fit has 2'), learn.no_logging():
+        learn.fit(2, .1)
+    assert learn.intervene.log.epoch.unique().tolist() == [1]
+
+@pytest.mark.parametrize('name', REMEDIES)
+def test_every_remedy_has_a_callback_by_name(name):
+    cb = remedy(name)
+    if REMEDIES[name] == 'intervention': assert type(cb) is InterveneCallback and cb.intervention == name
+    else: assert type(cb) is REGULARIZERS[name]
+    with pytest.raises(ReinitError, match='no_such=1'): remedy(name, no_such=1)
 
 @pytest.mark.parametrize('opt', [SGD, Adam])
 def test_zeros_are_held(opt):

@@ -1,10 +1,15 @@
 "The health of a network: each measure against an independent computation, and a model that stays as it was"
+import copy
 import json
 import math
+import os
+import socket
 
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
@@ -110,7 +115,7 @@ def test_norms_frozen_filters_and_sharpness():
         return F.cross_entropy(torch.func.functional_call(net, dict(zip(names, parts)), (x,)), y)
     dense = torch.autograd.functional.hessian(loss, torch.cat([p.flatten() for p in params]))
     assert value(df, 'all', 'sharpness') == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=.02)
-    assert set(df.measure) == set(HEALTH_MEASURES) - {'update_norm'}
+    assert set(df.measure) == set(HEALTH_MEASURES) - {'update_norm', 'trainability'}
 
 def test_batches_are_averaged():
     net, (x, y) = mlp(), batch()
@@ -220,12 +225,69 @@ def test_figures():
     net, data = conv_net(), batch((2, 4, 4))
     df = health(net, data)
     axs = plot_health(df)
-    assert [ax.get_title() for ax in axs] == [m.replace('_', ' ') for m in HEALTH_MEASURES if m != 'update_norm']
+    assert [ax.get_title() for ax in axs] == [m.replace('_', ' ') for m in HEALTH_MEASURES
+                                                if m not in ('update_norm', 'trainability')]
+    df = health(net, data, sharpness=False, steps=8)
+    axs = plot_health(df)
+    assert axs[-1].get_title() == 'trainability' and len(axs[-1].patches) == 1
+    fitted = trainability_summary(trainability(net, data, 8)).set_index('start').loss
+    assert value(df, 'all', 'trainability') == pytest.approx(fitted['this'] / fitted['fresh'])
 
 def test_errors():
     with pytest.raises(ReinitError, match='nothing was measured yet'): HealthCallback().plot()
     with pytest.raises(ReinitError, match='every=0'): HealthCallback(0)
     with pytest.raises(ReinitError, match='tau=-1'): health(mlp(), batch(), tau=-1)
+    with pytest.raises(ReinitError, match='steps=-1'): health(mlp(), batch(), steps=-1)
+    x, _ = batch()
+    for kw, says in ((dict(bs=0), 'bs=0'), (dict(lr=-1), 'lr=-1'), (dict(seeds=0), 'seeds=0'),
+                     (dict(steps=0), 'steps=0'), (dict(init='foo'), "init='foo'")):
+        with pytest.raises(ReinitError, match=says): trainability(mlp(), x, **dict(steps=2) | kw)
+    with pytest.raises(ReinitError, match='x has no inputs'): trainability(mlp(), x[:0], 2)
+    with pytest.raises(ReinitError, match='Linear has one output'): trainability(nn.Linear(6, 1), x, 2)
+    fitted = trainability(mlp(), x, 2, seeds=1)
+    for last in (0, 5):
+        with pytest.raises(ReinitError, match=f'last={last}'): trainability_summary(fitted, last)
+
+# ---------------------------------------------------------------- several processes
+
+def work(rank, port, out):
+    "Train one network on batches of its own"
+    os.environ.update(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo')
+    net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    torch.manual_seed(0)
+    for p in net.parameters(): nn.init.normal_(p, std=.3)
+    start = copy.deepcopy(net.state_dict())
+    x, y = batch(n=48, seed=rank)
+    data = list(zip(x, y))
+    dls = DataLoaders(*(DataLoader(data, bs=16, shuffle=False, num_workers=0) for _ in range(2)), device='cpu')
+    learn = Learner(dls, net, CrossEntropyLossFlat(), opt_func=SGD).remove_cb(ProgressCallback)
+    learn.logger = noop
+    learn.model = nn.parallel.DistributedDataParallel(net)
+    cb = HealthCallback(2, sharpness=True)
+    learn.fit(1, .05, cbs=cb)
+    torch.save(dict(rows=cb.rows, start=start, batch=(x[:16], y[:16])), f'{out}/rank{rank}.pt')
+    dist.destroy_process_group()
+
+@pytest.mark.slow
+def test_processes_measure_the_batches_of_all(tmp_path):
+    if not dist.is_available() or not dist.is_gloo_available(): pytest.skip('torch was built without gloo')
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    mp.spawn(work, (port, str(tmp_path)), nprocs=2)
+    a, b = (torch.load(tmp_path / f'rank{r}.pt', weights_only=False) for r in range(2))
+    assert a['rows'] == b['rows'] and len({row[0] for row in a['rows']}) == 2
+    # the first measurement is that of one process with both batches
+    net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    net.load_state_dict(a['start'])
+    x, y = (torch.cat(parts) for parts in zip(a['batch'], b['batch']))
+    whole = health(net, (x, y), sharpness=False)
+    found = {row[2:4]: row[4] for row in a['rows'] if row[0] == 0}
+    for measure in ('dormant', 'inactive', 'effective_rank', 'stable_rank', 'gradient_norm'):
+        assert found['all', measure] == pytest.approx(value(whole, 'all', measure), rel=1e-4), measure
+    assert found['all', 'loss'] == pytest.approx(float(F.cross_entropy(net(x), y)), rel=1e-5)
 
 # ---------------------------------------------------------------- the command
 
@@ -244,8 +306,24 @@ def test_command(checkpoint, capsys):
     assert 'dormant' in out and 'random labels' in out and 'fresh network' in out
     assert reinit_health([str(checkpoint), *ARCH, '--examples', '32', '--steps', '0', '--no-sharpness', '--json']) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {row['measure'] for row in found['layers']} == set(HEALTH_MEASURES) - {'update_norm', 'sharpness'}
+    assert {row['measure'] for row in found['layers']} == set(HEALTH_MEASURES) - {
+        'update_norm', 'sharpness', 'trainability'}
     assert found['data'] == 'noise' and found['trainability'] is None
+
+def test_the_command_has_one_table(checkpoint, capsys):
+    argv = [str(checkpoint), *ARCH, '--examples', '32', '--steps', '6', '--no-sharpness', '--json']
+    assert reinit_health(argv) == 0
+    found = json.loads(capsys.readouterr().out)
+    loss = {row['start']: row['loss'] for row in found['trainability']}
+    row, = [row for row in found['layers'] if row['measure'] == 'trainability']
+    assert row['value'] == pytest.approx(loss['this'] / loss['fresh'], rel=1e-4)
+
+def test_data_with_more_classes_than_outputs_are_refused(tmp_path, capsys):
+    file = tmp_path / 'net.pth'
+    torch.save(model('scnn', c_in=1, size=8, width=.125, n_out=3).state_dict(), file)
+    argv = [str(file), *ARCH, '--option', 'n_out=3', '--data', 'digits', '--examples', '64', '--steps', '0']
+    assert reinit_health(argv) == 2
+    assert '--data digits has labels up to 9, and the network 3 outputs' in capsys.readouterr().err
 
 def test_command_with_a_figure(checkpoint, tmp_path):
     figure = tmp_path / 'health.png'

@@ -17,7 +17,7 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastai.optimizer import SGD, Adam, OptimWrapper, ranger
+from fastai.optimizer import SGD, Adam, Lamb, OptimWrapper, QHAdam, RAdam, RMSProp, ranger
 from fastcore.basics import noop
 from torch import nn
 from torch.nn import functional as F
@@ -44,6 +44,7 @@ from reinit_nb.recycle import (
     over_mean,
     recyclable,
     recycle_units,
+    recycle_weights,
     silence_score,
     unit_masks,
 )
@@ -262,6 +263,138 @@ def test_swr_is_the_plain_loop():
     assert cb.log.recycled.sum() > 20
     assert_same(a, b)
 
+@pytest.mark.parametrize('opt_func,adam', OPTIMIZERS[:2])
+@pytest.mark.parametrize('rule', [dict(share=.05), dict(tau=.1), dict(share=.05, fill='mean')])
+def test_swr_by_magnitude_is_the_plain_loop(opt_func, adam, rule):
+    a, b = mlp(), mlp()
+    every, seed = 6, 3
+    opt = PlainAdam(list(a.parameters()), *adam)
+    due = {}
+    recycled = 0
+    for step, (x, y) in enumerate(batches(), 1):
+        for p in a.parameters(): p.grad = None
+        F.cross_entropy(a(x), y).backward()
+        opt.step(LR)
+        if step % every: continue
+        for i in (0, 2, 4):
+            w = a[i].weight
+            size = w.detach().abs()
+            if 'tau' in rule: mask = size <= rule['tau'] * size.mean()
+            else:
+                due[i] = due.get(i, 0.) + rule['share'] * w.numel()
+                n = int(due[i] + 1e-9)
+                due[i] -= n
+                mask = torch.zeros(w.numel(), dtype=bool)
+                mask[size.flatten().argsort(stable=True)[:n]] = True
+                mask = mask.view_as(w)
+            fresh = draw_module(a[i], 'default', Streams(seed).fork(step).fork(str(i)))['weight']
+            if rule.get('fill') == 'mean': fresh = torch.full_like(fresh, fresh.mean())
+            w.data[mask] = fresh[mask]
+            opt.forget(w, mask)
+            recycled += int(mask.sum())
+    cb = SWRCallback(every=every, seed=seed, **rule)
+    fit(b, cb, opt_func=opt_func)
+    assert cb.log.recycled.sum() == recycled > 20
+    assert_same(a, b)
+
+class PlainConvNet(nn.Module):
+    "Two convolutions with BatchNorm, and two dense layers"
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.bn1 = nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = nn.Conv2d(6, 5, 3, padding=1, bias=False), nn.BatchNorm2d(5)
+        self.fc1, self.fc2 = nn.Linear(5 * 4, 9), nn.Linear(9, 3)
+        with torch.no_grad(): self.bn1.bias.sub_(.7), self.bn2.bias.sub_(.7)   # so that channels are often silent
+
+    def hidden(self, x):
+        "What each hidden layer passes on to the next one"
+        a = self.bn1(self.conv1(x)).relu()
+        b = F.max_pool2d(self.bn2(self.conv2(a)).relu(), 2)
+        c = self.fc1(b.flatten(1)).relu()
+        return a, b, c
+    def forward(self, x): return self.fc2(self.hidden(x)[-1])
+
+CONV_LAYERS = [('conv1', 'bn1', 'conv2'), ('conv2', 'bn2', 'fc1'), ('fc1', None, 'fc2')]
+
+def replace_conv_units(net, opt, step, chosen):
+    "Reinitialize units of three layers, first layer first; a fully connected layer reads 4 positions of a channel"
+    fresh = {n: draw_module(getattr(net, n), 'default', Streams(0).fork(step).fork(n)) for n, *_ in CONV_LAYERS}
+    for (name, norm, reader), units in zip(CONV_LAYERS, chosen):
+        module = getattr(net, name)
+        following = getattr(net, reader).weight
+        for u in units:
+            columns = slice(4 * u, 4 * u + 4) if name == 'conv2' else slice(u, u + 1)
+            with torch.no_grad():
+                module.weight[u] = fresh[name]['weight'][u]
+                if not norm: module.bias[u] = fresh[name]['bias'][u]
+                following[:, columns] = 0
+                if norm:
+                    bn = getattr(net, norm)
+                    bn.weight[u], bn.bias[u], bn.running_mean[u], bn.running_var[u] = 1, 0, 0, 1
+            row = torch.zeros_like(module.weight, dtype=bool)
+            row[u] = True
+            read = torch.zeros_like(following, dtype=bool)
+            read[:, columns] = True
+            vectors = [getattr(net, norm).weight, getattr(net, norm).bias] if norm else [module.bias]
+            own = [(p, row.flatten(1)[:, 0]) for p in vectors]
+            for p, mask in [(module.weight, row), (following, read), *own]: opt.forget(p, mask)
+
+@pytest.mark.parametrize('opt_func,adam', OPTIMIZERS[:2])
+def test_redo_in_a_convolutional_network_is_the_plain_loop(opt_func, adam):
+    tau, every = .9, 5
+    a, b = PlainConvNet(), PlainConvNet()
+    data = batches(shape=(2, 4, 4))
+    opt = PlainAdam(list(a.parameters()), *adam)
+    counts = torch.zeros(3, dtype=int)
+    for step, (x, y) in enumerate(data, 1):
+        hidden = a.hidden(x)
+        for p in a.parameters(): p.grad = None
+        F.cross_entropy(a.fc2(hidden[-1]), y).backward()
+        opt.step(LR)
+        if step % every: continue
+        seen = [h.detach().abs().mean([d for d in range(h.ndim) if d != 1]) for h in hidden]
+        chosen = [(s <= tau * s.mean()).nonzero().flatten().tolist() for s in seen]
+        replace_conv_units(a, opt, step, chosen)
+        counts += torch.tensor([len(c) for c in chosen])
+    cb = ReDoCallback(tau, every)
+    fit(b, cb, data, opt_func)
+    assert (counts > 0).all() and cb.log.groupby('layer', sort=False).recycled.sum().tolist() == counts.tolist()
+    assert_same(a, b)
+    for n, t in a.named_buffers(): torch.testing.assert_close(b.get_buffer(n), t, atol=2e-5, rtol=1e-4, msg=n)
+
+def test_parameter_groups_with_learning_rates_of_their_own():
+    "Entries count their steps in each group with its own learning rate"
+    def split(net): return [list(net[0].parameters()), list(net[2:].parameters())]
+    a, b = mlp(), mlp()
+    lrs = [.002, .02]
+    def choose(step, k, h, layer, following): return [1, 3] if step == 9 else []
+    class Grouped(PlainAdam):
+        def step(self, _):
+            whole = self.params, self.m, self.v, self.t
+            for lr, part in zip(lrs, (slice(0, 2), slice(2, None))):
+                self.params, self.m, self.v, self.t = (o[part] for o in whole)
+                super().step(lr)
+            self.params, self.m, self.v, self.t = whole
+    opt = Grouped(list(a.parameters()), *FASTAI_ADAM)
+    for step, (x, y) in enumerate(batches(), 1):
+        linear, out, hidden = plain_forward(a, x)
+        for p in a.parameters(): p.grad = None
+        F.cross_entropy(out, y).backward()
+        opt.step(None)
+        for k in (0, 1):
+            units = choose(step, k, hidden[k], linear[k], linear[k + 1])
+            if units: plain_replace(a, linear, k, units, 0, step, opt)
+    cb = RecycleCallback('gradient', 9, lambda s, age, m: ((torch.arange(len(s)) == 1) | (torch.arange(len(s)) == 3))
+                         & (not m.setdefault('done', []) and not m['done'].append(1)))
+    items = [(x, y) for xb, yb in batches() for x, y in zip(xb, yb)]
+    dls = DataLoaders(*(DataLoader(items, bs=BATCH, shuffle=False, num_workers=0) for _ in range(2)), device='cpu')
+    learn = Learner(dls, b, CrossEntropyLossFlat(), opt_func=Adam, splitter=split).remove_cb(ProgressCallback)
+    learn.logger = noop
+    learn.fit(1, slice(*lrs), wd=0., cbs=cb)
+    assert cb.log.recycled.sum() == 4
+    assert_same(a, b)
+
 # ---------------------------------------------------------------- limits, and the presets against each other
 
 @pytest.mark.parametrize('make', [
@@ -475,6 +608,95 @@ def test_old_entries_need_no_correction():
     assert [len(t) for t in steps.entries['p']] == [2, 2]
     for _ in range(100): step()
     assert [len(t) for t in steps.entries['p']] == [0, 0]
+
+def test_the_correction_ends_when_it_changes_a_step_by_half_a_percent():
+    "460 steps after the entry began, for β₂ = 0.99: until then its steps are its own"
+    p, q = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    mine = torch.optim.Adam([p], lr=.1, betas=(.9, .99))
+    new = torch.optim.Adam([q], lr=.1, betas=(.9, .99))
+    steps = EntrySteps()
+    g = torch.Generator().manual_seed(0)
+    def step(opt, param, grad):
+        param.grad = grad.clone()
+        opt.step()
+    for _ in range(1000): step(mine, p, torch.randn(2, generator=g))
+    steps.begin({p: 'p'}, mine, {'p': torch.tensor([True, False])})
+    for state in mine.state[p].values():
+        if state.ndim: state[0] = 0
+    ended = None
+    for k in range(1, 600):
+        before, fresh_before = p.detach().clone(), q.detach().clone()
+        grad = torch.randn(2, generator=g)
+        step(mine, p, grad)
+        step(new, q, grad)
+        steps.correct({p: 'p'}, mine)
+        moved, wanted = (p.detach() - before)[0], (q.detach() - fresh_before)[0]
+        torch.testing.assert_close(moved, wanted, rtol=1e-3 if ended is None else 6e-3, atol=1e-6)
+        if ended is None and not steps.active: ended = k
+    assert ended == math.ceil(math.log(.01) / math.log(.99))
+
+@pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
+def test_entries_of_any_memory_format(layout):
+    p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=layout))
+    q = nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format))
+    mask = torch.rand(4, 3, 2, 2) < .4
+    for param in (p, q):
+        opt, steps = torch.optim.Adam([param], lr=.1), EntrySteps()
+        g = torch.Generator().manual_seed(0)
+        for k in range(30):
+            param.grad = torch.randn(4, 3, 2, 2, generator=g).to(
+                memory_format=layout if param is p else torch.contiguous_format)
+            opt.step()
+            steps.correct({param: 'p'}, opt)
+            if k == 10: steps.begin({param: 'p'}, opt, {'p': mask})
+    torch.testing.assert_close(p, q)
+
+def biggest_steps(make_opt, adam_steps='entry'):
+    "Largest change of an entry of the first layer over the learning rate: before units are recycled, and after"
+    sizes = []
+    class Before(Callback):
+        order = 10
+        def before_step(self): self.weight = self.model[0].weight.detach().clone()
+    class Corrected(Callback):
+        order = 57
+        def after_step(self):
+            sizes.append(float((self.model[0].weight.detach() - self.learn.before.weight).abs().max()) / 1e-3)
+    def second(score, age, memory): return torch.arange(len(score)) < 6
+    cb = RecycleCallback('gradient', 300, second, layers=['0'], adam_steps=adam_steps)
+    learn = learner(mlp(act=nn.Tanh), batches(309), make_opt)
+    learn.fit(1, 1e-3, wd=0., cbs=[Before(), cb, Corrected()])
+    return max(sizes[200:299]), max(sizes[300:])
+
+def test_amsgrad_counts_by_entry():
+    amsgrad = partial(OptimWrapper, opt=partial(torch.optim.Adam, amsgrad=True))
+    before, after = biggest_steps(amsgrad)
+    assert after < 1.1
+    assert biggest_steps(amsgrad, 'keep')[1] > 2
+
+def torch_opt(opt): return partial(OptimWrapper, opt=opt)
+
+@pytest.mark.parametrize('opt_func,most', [
+    (torch_opt(torch.optim.NAdam), 2.), (torch_opt(torch.optim.RAdam), 20.), (torch_opt(torch.optim.Adamax), 1.1),
+    (torch_opt(torch.optim.Adafactor), 10.), (Lamb, 20.), (RAdam, 20.), (QHAdam, 3.), (ranger, 20.)])
+def test_optimizers_that_count_steps_in_another_way_begin_again(opt_func, most):
+    "The whole parameter forgets moments and count, with a warning; the others do not"
+    net = mlp()
+    cb = RecycleCallback('gradient', STEPS, lambda s, a, m: torch.arange(len(s)) == 1, layers=['2'])
+    with pytest.warns(UserWarning, match="adam_steps='entry' is for Adam and AdamW"):
+        learn = fit(net, cb, opt_func=opt_func, lr=1e-3)
+    state = getattr(learn.opt, 'opt', learn.opt).state
+    for p in net.parameters():
+        dropped = any(p is q for q in (net[2].weight, net[2].bias, net[4].weight))
+        assert dropped != any(k in state[p] for k in ('step', 'exp_avg', 'grad_avg'))
+    with pytest.warns(UserWarning, match='adam_steps'): assert biggest_steps(opt_func)[1] < most
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('opt_func', [SGD, RMSProp, torch_sgd, torch_opt(torch.optim.RMSprop),
+                                      torch_opt(torch.optim.Adagrad), torch_opt(torch.optim.Adadelta)])
+def test_optimizers_without_bias_correction_need_none(opt_func):
+    cb = RecycleCallback('gradient', 7, lambda s, a, m: torch.arange(len(s)) == 1)
+    fit(mlp(), cb, opt_func=opt_func)
+    assert not cb.entry_steps.active and cb.log.recycled.sum() > 0
 
 def test_lookahead_does_not_pull_back():
     net = mlp()
@@ -693,12 +915,68 @@ def test_refusals_leave_the_model_alone():
     (lambda: RecycleCallback(what='filters'), "what='filters' is not known"),
     (lambda: RecycleCallback(rule=.1), 'rule=0.1 should be a function'),
     (lambda: RecycleCallback(every=0), 'every=0 should be a whole number >= 1'),
-    (lambda: ReDoCallback(-1), 'tau=-1'), (lambda: CBPCallback(2.), 'share=2.0'), (lambda: SNRCallback(eta=2), 'eta=2'),
+    (lambda: ReDoCallback(-1), 'tau=-1'), (lambda: CBPCallback(2.), 'rho=2.0'), (lambda: SNRCallback(eta=2), 'eta=2'),
     (lambda: ReDoCallback(adam_steps='no'), "adam_steps='no'"), (lambda: SWRCallback(fill='no'), "fill='no'"),
+    (lambda: CBPCallback(maturity=-1), 'maturity=-1'), (lambda: CBPCallback(decay=2), 'decay=2'),
+    (lambda: SWRCallback(2.), 'share=2.0'), (lambda: SWRCallback(tau=-1), 'tau=-1'),
+    (lambda: SWRCallback(.5, tau=.1), 'give share or tau'), (lambda: ReDoCallback(layers=3), 'layers=3'),
+    (lambda: SWRCallback(shared=True), 'shared and pairs are for'),
+    (lambda: ReDoCallback(fill='mean'), "fill='mean' is for what='weights'"),
+    (lambda: SNRCallback(window=8), 'window=8 should be at least enough=32'),
+    (lambda: fit(mlp(), RecycleCallback('gradient', 1, lambda s, a, m: s)), 'the choice of rule for 0 is a tensor of'),
+    (lambda: fit(mlp(), RecycleCallback('gradient', 1, lambda s, a, m: None)), 'the choice of rule for 0 is NoneType'),
+    (lambda: fit(mlp(), RecycleCallback('gradient', 1, lambda s, a, m: s[0] > 0)), 'be a tensor of shape (12,)'),
+    (lambda: fit(mlp(), RecycleCallback('magnitude', 1, lambda s, a, m: s[0] > 0, 'weights')), 'of rule for 0.weight'),
+    (lambda: ReDoCallback(layers='nope').plan(mlp(), (1, 6)), "layers='nope' is not known"),
+    (lambda: ReDoCallback(layers='4').plan(mlp(), (1, 6)), "the units of 4 cannot be recycled: the model's output"),
     (lambda: fit(mlp(), RecycleCallback(lambda s, m: 1., 1)), 'score returns float for 0')])
 def test_wrong_arguments(make, says):
     with pytest.raises(ReinitError) as e: make()
     assert says in str(e.value)
+
+def second_draw_fails():
+    "An initializer that raises an error when it is called for the second weight of a training"
+    shapes = set()
+    def init(shape, generator):
+        shapes.add(tuple(shape))
+        if len(shapes) > 1: raise ValueError('no draw')
+        return torch.randn(shape, generator=generator)
+    return init
+
+def test_pure_functions_change_nothing_when_they_fail():
+    x = torch.randn(2, 6)
+    units = find_units(mlp(), x)
+    everything = np.ones(units.n, bool)
+    calls = [(lambda net: recycle_units(net, units, everything, second_draw_fails()), 'no draw'),
+             (lambda net: recycle_units(net, units, everything[:3]), 'chosen should have'),
+             (lambda net: recycle_units(net, units, np.arange(units.n)), 'chosen should have'),
+             (lambda net: recycle_weights(net, {n: torch.ones_like(net.get_parameter(n), dtype=bool)
+                                                for n in ('0.weight', '2.weight')}, second_draw_fails()), 'no draw'),
+             (lambda net: recycle_weights(net, {'0.weight': torch.ones(12, 6, dtype=bool),
+                                                '2.weight': torch.ones(3, dtype=bool)}), "'2.weight'. is a tensor"),
+             (lambda net: recycle_weights(net, {'9.weight': torch.ones(3, dtype=bool)}), "'9.weight' is not known")]
+    for call, says in calls:
+        net = mlp()
+        before = state_of(net)
+        with pytest.raises((ReinitError, ValueError), match=says): call(net)
+        assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items()), says
+
+def test_attention_of_torch_is_refused_with_the_reason():
+    data = batches(2, (5, 8))
+    for name in ('encoder.layers.0.self_attn', 'encoder.layers.1.self_attn.out_proj'):
+        with pytest.raises(ReinitError, match=f'units of {name} cannot be recycled: attention cannot be followed'):
+            fit(Encoder(), ReDoCallback(layers=name), data)
+    with pytest.raises(ReinitError, match='Dropout is not a layer with units'):
+        fit(Encoder(), ReDoCallback(layers='encoder.layers.0.dropout'), data)
+    table = recyclable(Encoder(), data[0][0]).set_index('layer')
+    assert table.why['encoder.layers.0.self_attn'].startswith('attention cannot be followed')
+
+def test_a_fit_without_a_decision_warns_once():
+    cb = ReDoCallback(every=1000)
+    net = mlp()
+    with pytest.warns(UserWarning, match=f'decided yet: {STEPS} steps of the optimizer, and every=1000') as w:
+        for _ in range(2): fit(net, cb)
+    assert len([o for o in w if 'decided' in str(o.message)]) == 1
 
 def test_an_exception_in_the_model_leaves_no_hooks():
     net = mlp()
@@ -732,6 +1010,7 @@ def test_residual_streams_only_when_asked():
     plain, shared = recyclable(net, x), recyclable(net, x, shared=True)
     assert 0 < plain.recyclable.sum() < shared.recyclable.sum()
     assert plain[plain.recyclable == 0].why.str.contains('shared=True').any()
+    assert not shared.why.str.contains('shared=True').any() and shared.why.str.contains('recycled with ').any()
     units = find_units(net, x)
     group = max(units.layer_units(True), key=lambda o: units.writers[o.units[0]])
     chosen = np.zeros(units.n, bool)

@@ -15,6 +15,7 @@ from reinit_nb.report.page import judge_results
 from reinit_nb.store import Store, paper_table
 from reinit_nb.studies.common import StudyResults, find_results, flatten_recipes, write_results
 from reinit_nb.studies.plasticity import (
+    ENTRY_ARMS,
     STAGE_ARMS,
     STAGE_PROBLEMS,
     STREAM_ARMS,
@@ -24,6 +25,7 @@ from reinit_nb.studies.plasticity import (
     arm_settings,
     batch_order,
     best_settings,
+    entry_streams,
     judged_streams,
     longer_streams,
     plan_streams,
@@ -40,6 +42,7 @@ TINY = StreamRun(
     'permuted_mnist', dataset='digits', tasks=3, images=96, steps=20, batch=8, hidden=(16, 12), lr=3e-3, probe=64
 )
 STRENGTHS = {'L2': 1e-2, 'L2 Init': 1e-2, 'S&P': 0.6, 'CBP': 0.02, 'ReDo': 0.3}
+STRENGTHS |= {arm: STRENGTHS[other] for arm, other in ENTRY_ARMS.items()}
 
 
 def tiny(arm, **kw):
@@ -48,6 +51,29 @@ def tiny(arm, **kw):
 
 
 # ---------------------------------------------------------------- a plain loop
+
+
+class EntryAdam:
+    "Adam in which each entry counts its own steps"
+
+    def __init__(self, params, lr):
+        self.params, self.lr = list(params), lr
+        self.state = {
+            p: {k: torch.zeros_like(p) for k in ('exp_avg', 'exp_avg_sq', 'own_steps')} for p in self.params
+        }
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        for p, state in self.state.items():
+            m, v, t = state['exp_avg'], state['exp_avg_sq'], state['own_steps']
+            t += 1
+            m.mul_(0.9).add_(0.1 * p.grad)
+            v.mul_(0.999).add_(0.001 * p.grad**2)
+            p -= self.lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
 
 
 class PlainLoop:
@@ -76,7 +102,8 @@ class PlainLoop:
         return draw_weights(layer.weight.shape, 'he_uniform', generator)
 
     def new_optimizer(self):
-        self.opt = torch.optim.Adam([p for layer in self.layers for p in (layer.weight, layer.bias)], lr=self.run.lr)
+        make = EntryAdam if self.run.arm in ENTRY_ARMS else torch.optim.Adam
+        self.opt = make([p for layer in self.layers for p in (layer.weight, layer.bias)], lr=self.run.lr)
 
     def forward(self, x):
         self.hidden = []
@@ -121,9 +148,10 @@ class PlainLoop:
         self.step += 1
         for i, h in enumerate(self.hidden):
             seen = h.abs().mean(0)
-            if self.run.arm == 'CBP':
+            arm = ENTRY_ARMS.get(self.run.arm, self.run.arm)
+            if arm == 'CBP':
                 self.continual(i, seen)
-            if self.run.arm == 'ReDo':
+            if arm == 'ReDo':
                 self.total[i] += seen
                 if self.step % self.run.every == 0:
                     score = self.total[i] / self.total[i].mean()
@@ -149,7 +177,8 @@ class PlainLoop:
             layer.weight[u] = fresh[u]
             layer.bias[u] = 0
             above.weight[:, u] = 0
-            for moment in ('exp_avg', 'exp_avg_sq'):
+            counted = ('own_steps',) if self.run.arm in ENTRY_ARMS else ()
+            for moment in ('exp_avg', 'exp_avg_sq', *counted):
                 self.opt.state[layer.weight][moment][u] = 0
                 self.opt.state[layer.bias][moment][u] = 0
                 self.opt.state[above.weight][moment][:, u] = 0
@@ -189,14 +218,14 @@ class PlainLoop:
         return float(sum(layer.weight.norm() ** 2 for layer in self.layers) ** 0.5)
 
 
-@pytest.mark.parametrize('arm', STREAM_ARMS)
+@pytest.mark.parametrize('arm', (*STREAM_ARMS, *ENTRY_ARMS))
 def test_every_arm_is_its_plain_loop(arm):
     run = tiny(arm)
     (rows,) = run_streams([run])
     loop = PlainLoop(run)
     assert [o['online_acc'] for o in rows] == pytest.approx(loop.online(), abs=1e-6)
     assert rows[-1]['norm'] == pytest.approx(loop.norm(), rel=1e-4)
-    assert (sum(o['recycled'] for o in rows) > 0) == (arm in ('CBP', 'ReDo'))
+    assert (sum(o['recycled'] for o in rows) > 0) == (arm in ('CBP', 'ReDo', *ENTRY_ARMS))
 
 
 @pytest.mark.parametrize('problem', [*STREAM_PROBLEMS, *STAGE_PROBLEMS])
@@ -309,6 +338,12 @@ def test_grids_are_of_equal_size_and_seeds_are_apart():
     tuned = {r.seed for r in flatten_recipes(tuning_recipes('laptop'))}
     judged = {r.seed for r in flatten_recipes(judged_streams('laptop'))}
     assert len(tuned) == 3 and len(judged) == 10 and not tuned & judged
+
+
+def test_streams_by_entry_differ_from_the_judged_ones_in_the_arm_only():
+    judged = [r for r in flatten_recipes(judged_streams('laptop')) if r.arm in ('CBP', 'ReDo')]
+    by_entry = entry_streams('laptop')
+    assert {r.replace(arm=ENTRY_ARMS[r.arm]) for r in by_entry} == set(judged) and len(by_entry) == len(judged) == 100
 
 
 def test_longer_streams_differ_from_the_judged_ones_in_length_and_seeds_only():
