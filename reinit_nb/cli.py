@@ -265,15 +265,17 @@ def _write_exhibits(results, out):
     from reinit_nb.studies.common import Figure
     written = {}
     for name, exhibit in results.study.exhibits.items():
-        try: parts = [results.part(part) for part in exhibit.parts]
+        is_figure = isinstance(exhibit, Figure)
+        try:
+            parts = [results.part(part) for part in exhibit.parts]
+            made = (exhibit.draw if is_figure else exhibit.make)(*parts)
         except ReinitError: continue       # the report says what is missing
-        if isinstance(exhibit, Figure):
+        if is_figure:
             import matplotlib.pyplot as plt
-            axes = exhibit.draw(*parts)
-            atomic_write(out / 'figures' / f'{results.study.name}_{name}.png', figure_png(axes, dpi=150))
-            plt.close(figure_of(axes))
-        else:
-            written[name] = exhibit.make(*parts)
+            atomic_write(out / 'figures' / f'{results.study.name}_{name}.png', figure_png(made, dpi=150))
+            plt.close(figure_of(made))
+        elif len(made):
+            written[name] = made
             text = written[name].to_csv(float_format='%.6g', lineterminator='\n')
             atomic_write(out / 'tables' / f'{results.study.name}_{name}.csv', text)
     return written

@@ -226,6 +226,13 @@ def test_runs_from_environment_and_other_seeds(done, monkeypatch, capsys):
     assert finished[1] == finished[2] != str(count)  # a first seed is the same seed
 
 
+def test_one_seed_is_enough_for_a_report(capsys):
+    "Tables and figures that need several seeds are left out"
+    assert reinit_repro(['interventions', '--scale', 'smoke', '--seeds', '1', '--out', 'o', '--runs', 'kept']) == 0
+    assert 'Empty DataFrame' not in capsys.readouterr().out
+    assert Path('o/index.html').exists() and not list(Path('o').glob('*/interventions_ratios*'))
+
+
 def test_run_without_training(capsys):
     "The tables of the paper need no results files"
     assert reinit_repro(['reinit_tables', '--scale', 'smoke', '--out', 'o', '--runs', 'kept']) == 0

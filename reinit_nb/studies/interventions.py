@@ -210,6 +210,7 @@ def ratios_to_control(df: pd.DataFrame,  # Results of `intervention_runs`
 def plot_ratios_to_control(t: pd.DataFrame  # From `ratios_to_control`
                           ):  # One Axes for each measure
     "Plot ratios with their intervals; colors are networks, open circles are networks that have not learned all images"
+    if not len(t): raise ReinitError('t has no ratios: run two seeds or more')
     measures, hows, models = (list(dict.fromkeys(t[c])) for c in ('measure', 'how', 'model'))
     n = len(measures)
     axs = new_axes(n, n, size=(min(11 / n, 2.2), 2.6), sharey=True)
