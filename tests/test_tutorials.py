@@ -138,3 +138,37 @@ def test_a_tutorial_runs_as_a_script(name, tmp_path):
     env |= dict(OMP_NUM_THREADS='1', MPLBACKEND='agg', REINIT_RUNS=str(tmp_path / 'runs'))
     done = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+CARD_ROWS = ['use it', 'do not use it', 'effect, synthetic task', 'effect, CNNs', 'effect, warm start',
+             'effect, second task', 'effect, stream of tasks', 'not measured', 'cost', 'code']
+
+
+def test_method_cards_have_one_order():
+    "Each setting is an effect next to the paper's, or is listed as not measured"
+    cards = []
+    for cell in cells_of('explanations/methods'):
+        for output in cell.get('outputs', []):
+            text = ''.join(output.get('data', {}).get('text/markdown', ''))
+            rows = re.findall(r'^\| \*\*(.+?)\*\* \| (.*) \|$', text, re.M)
+            if rows: cards.append(dict(rows))
+    assert len(cards) == 14
+    for card in cards:
+        assert list(card) == [row for row in CARD_ROWS if row in card]
+        effects = {row.removeprefix('effect, '): text for row, text in card.items() if row.startswith('effect')}
+        assert all('the paper: ' in text for text in effects.values()), effects
+        missing = card.get('not measured', '')
+        settings = [row.removeprefix('effect, ') for row in CARD_ROWS if row.startswith('effect')]
+        assert all((setting in effects) != (setting in missing.split(', ')) for setting in settings), card
+
+
+def test_gallery_follows_the_sidebar():
+    "Pages with figures in the order of the sidebar, each figure with words of its own"
+    html = ''.join(''.join(output.get('data', {}).get('text/html', '')) for cell in cells_of('gallery')
+                   for output in cell.get('outputs', []))
+    shown = list(dict.fromkeys(re.findall(r'<figure><a href="((?:tutorials|experiments)/\w+)\.html"', html)))
+    sidebar = (root / 'nbs/sidebar.yml').read_text(encoding='utf-8')
+    listed = re.findall(r'- ((?:tutorials|experiments)/\w+)\.ipynb', sidebar)
+    assert shown == [page for page in listed if page in shown] and len(shown) >= 8
+    captions = re.findall(r'<figcaption>.*?</figcaption>', html)
+    assert len(captions) > 60 and len(set(captions)) > .9 * len(captions)
