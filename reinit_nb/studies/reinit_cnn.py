@@ -418,7 +418,7 @@ def run_comparisons(comparisons: Sequence[MatchedRuns],  # What to run, in this 
 
 def comparison_results(comparisons: Sequence[MatchedRuns],  # Which
                        store: Store  # Where runs are kept
-                      ) -> pd.DataFrame:  # One row per run that is there: arm, lead, and as from `run_sweep`
+                      ) -> pd.DataFrame:  # One row per recorded run: arm, lead, and as from `run_sweep`
     "Return the runs of comparisons that a store has"
     frames = []
     for c in comparisons:
@@ -541,7 +541,7 @@ def _multiply_adds(name, width, norm, classes, channels, pixels):
         return multiply_adds(net, pixels)
 
 def reinit_cnn_cost(runs: Sequence[CNNRun],  # Recipes
-                    tflops: float = 60.  # Operations that the machine really does in a second, × 10¹²
+                    tflops: float = 60.  # Operations that the machine sustains per second, × 10¹²
                    ) -> pd.DataFrame:  # One row per network: runs, macs of an image, steps of a run, ops, hours
     "Estimate how long `runs` take"
     work = []
