@@ -1004,7 +1004,8 @@ def _draw_depth(plain, skips):
     return axs
 
 def _depth_alt(plain, skips):
-    return (f'Test accuracy by the number of blocks for frozen and trained layers on {dataset_label(plain.dataset.iloc[0])}. '
+    dataset = dataset_label(plain.dataset.iloc[0])
+    return (f'Test accuracy by the number of blocks for frozen and trained layers on {dataset}. '
             f'Frozen minus trained in points, without skips {_gaps(_first(plain), "repeats")}; '
             f'with skips {_gaps(_first(skips), "repeats")}.')
 
