@@ -400,7 +400,7 @@ class MLPRun(Recipe):
     rescale: bool = True           # LW: give the blocks up to k their initial norm back?
     normalize: bool = True         # LW: put a fixed norm after block k?
     normalize_head: bool = True    # … also after the last layer, on the logits, as in Algorithm 1?
-    opt_state: str = 'zero'        # What becomes of momentum when a method acts: zero or keep
+    opt_state: str = 'zero'        # Momentum after an intervention: `zero` or `keep`
 
     @property
     def dims(self) -> tuple:

@@ -340,7 +340,7 @@ class FrozenLayersCallback(FitCallback):
                  layers=None,  # As in `frozen_layers`
                  schedule=None,  # Pairs `(when, what)` instead of `layers`; `share`, `bias` and `seed` hold for each
                  bn: str = 'eval',  # Statistics of frozen BatchNorm: `eval` keeps them, `train` lets them change
-                 opt_state: str = 'zero',  # What a thawed weight finds: one of `THAWED_STATES`
+                 opt_state: str = 'zero',  # Optimizer state of a thawed weight: one of `THAWED_STATES`
                  **kwargs
                 ):
         store_attr('layers,schedule,bn,opt_state,kwargs')
@@ -505,7 +505,7 @@ class FrozenLayersCallback(FitCallback):
         k = bisect_right(self.steps, self.epoch * self.n_iter + self.iter)
         if k != self.phase: self._enter_phase(k)
         for p in self.frozen_params:
-            if p.requires_grad: self._freeze(p)   # somebody may have called `learn.unfreeze()` on the way
+            if p.requires_grad: self._freeze(p)   # `learn.unfreeze()` may have been called in between
 
     def before_step(self):
         for p in self.frozen_params: p.grad = None

@@ -446,7 +446,7 @@ class CachedPrefixCallback(FitCallback):
                  upto: str | None = None,  # Cut after this module; default: as late as possible
                  memory: int = 2**30,  # Bytes that a store may take in memory; larger ones are mapped from a file
                  folder=None,  # For such files; default: the system's temporary folder
-                 exact: bool = True,  # Refuse if the bits of an image depend on its batch?
+                 exact: bool = True,  # Raise an error if the output for an image depends on its batch?
                  checks: int = 2  # Random batches that are compared with the store
                 ):
         store_attr()

@@ -34,6 +34,7 @@ from reinit_nb.studies.freezing import (
     measure_landscape,
     one_factor_runs,
     plan_reservoirs,
+    plot_layer_separability,
     reservoir_data,
     reservoir_dims,
     reservoir_masks,
@@ -412,3 +413,13 @@ def test_exhibits_can_be_made_of_the_published_results():
         assert len(exhibit.alt(*parts)) > 40
         plt.close('all')
     for exhibit in STUDY.tables.values(): assert len(exhibit.make(*(results.part(p) for p in exhibit.parts)))
+
+
+def test_figures_count_hidden_layers_from_one():
+    rows = [dict(frozen=f, part=part, layer=layer, mean=50., lo=49., hi=51.)
+            for f in (0., 1.) for part in ('train', 'test') for layer in range(3)]
+    import matplotlib.pyplot as plt
+    ax = plot_layer_separability(pd.DataFrame(rows))
+    assert ax.get_xticks().tolist() == [1, 2, 3]
+    assert all(line.get_xdata().tolist() == [1, 2, 3] for line in ax.lines if len(line.get_xdata()) == 3)
+    plt.close('all')

@@ -67,7 +67,7 @@ def exhibit_html(exhibit,  # A `Figure` or a `Table` of a study
         table = table_html(round_columns(exhibit.make(*parts), exhibit.digits), exhibit.caption)
         return fold(exhibit.caption, table) if exhibit.folded else table
     except ReinitError as error:
-        why = str(error).replace(f'{results.path}/', '')   # the page should not show whose machine it was
+        why = str(error).replace(f'{results.path}/', '')   # no paths of the machine on the page
         return Markup(f'<p class="dim missing">Not shown: {escape(why)}</p>')
 
 def exhibit_sections(results: StudyResults  # What there is
@@ -90,7 +90,7 @@ def judge_results(results: dict[str, StudyResults]  # By name of the study
     judged = judge_claims(results, ids, opened[0].scale)
     measured = judged.measured
     for folder in {f'{source.path}/' for source in opened if source.study.files}:
-        measured = measured.str.replace(folder, '', regex=False)   # the page should not show whose machine it was
+        measured = measured.str.replace(folder, '', regex=False)   # no paths of the machine on the page
     return judged.assign(verdict=judged.verdict.where(judged.n > 0, ''), measured=measured)
 
 # %% ../../nbs/81_report.page.ipynb #b4e00cdc

@@ -53,7 +53,7 @@ class ResultsFile:
     run: Callable | None = None  # Or, where recipes depend on results: `(scale, seeds, **kw)` → DataFrame
     adopt: Callable | None = None  # With `run`: `(df, store, scale, seeds)` → records taken over, see `adopt_results`
     parts: tuple[str, ...] = ()  # Parts of the study that are made from this file
-    partial: bool = False  # May recipes, or the whole file, still be missing? Its parts then are what is complete
+    partial: bool = False  # May recipes, or the whole file, be missing? Then its parts are those that are complete
 
 @dataclass(frozen=True)
 class Figure:
@@ -72,7 +72,7 @@ class Table:
     caption: str  # What the table shows
     section: str = ''  # Heading on the report
     digits: int = 2  # Decimals
-    folded: bool = False  # Behind a click on the report?
+    folded: bool = False  # Fold it in the report?
 
 # %% ../../nbs/60_studies.common.ipynb #7e6e7a28
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def label_runs(df: pd.DataFrame,  # Results
 # %% ../../nbs/60_studies.common.ipynb #94c9544d
 def cost_table(work: Sequence[dict],  # For each run: the column `by`, ops (floating-point operations), further numbers
                by: str = 'model',  # One row for each value of this column
-               tflops: float = 60.,  # Operations that the machine really does in a second, × 10¹²
+               tflops: float = 60.,  # Operations that the machine sustains per second, × 10¹²
                count: str = 'runs'  # Name of the column with the number of runs
               ) -> pd.DataFrame:  # `by`: count, means of the further numbers, ops, hours
     "Estimate how long runs take"

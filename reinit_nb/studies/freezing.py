@@ -835,7 +835,7 @@ def plot_freezing_sweep(t: pd.DataFrame,  # From `compare_frozen`
     if names: ax.set_xticks(at, t[x], rotation=30, ha='right')
     else: ax.set_xticks(at, [f'{v:g}' for v in at])
     ax.set(xlabel='' if names else x, ylabel='test accuracy [%]')
-    ax.legend(frameon=False, fontsize='small', loc='lower right', bbox_to_anchor=(1, 1), ncols=2)
+    ax.legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../../nbs/63_studies.freezing.ipynb #0f6f94d4
@@ -872,7 +872,7 @@ def plot_layer_separability(t: pd.DataFrame,  # From `separability_by_layer`
     for (f, part), g in t.groupby(['frozen', 'part'], sort=False):
         ax.errorbar(g.layer + 1, g['mean'], (g.hi - g.lo) / 2, ls='--' if part == 'train' else '-', marker='o', ms=3,
                     capsize=2, color=FREEZING_COLORS[f], label=f'{FREEZING_NAMES[f]}, {part}')
-    ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title)
+    ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title, xticks=sorted(t.layer.unique() + 1))
     ax.legend(frameon=False, fontsize='x-small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
@@ -971,7 +971,8 @@ def _gaps(t, by):
     return ', '.join(f'{name}: {gap:+.1f}' for name, gap in zip(names, t.gap))
 
 def _epochs_alt(rows, t):
-    means = '; '.join(f'{o.dataset} frozen {o.frozen:.1f}, trained {o.unfrozen:.1f}' for o in t.itertuples())
+    means = '; '.join(f'{dataset_label(o.dataset)} frozen {o.frozen:.1f}, trained {o.unfrozen:.1f}'
+                      for o in t.itertuples())
     return f'Test accuracy by epoch with 95% intervals, a panel for each dataset. At the end, in percent: {means}.'
 
 def layer_separability_table(rows: pd.DataFrame  # Results of the default network, all epochs
@@ -999,11 +1000,12 @@ def _draw_depth(plain, skips):
     axs = new_axes(2, size=(4.2, 2.9), sharey=True)
     for ax, t, title in zip(axs, (plain, skips), ('without skips', 'with skips')):
         ax = plot_freezing_sweep(_first(t), 'repeats', ax=ax)
-        ax.set(title=f'{t.dataset.iloc[0]}, {title}', xlabel='blocks')
+        ax.set(title=f'{dataset_label(t.dataset.iloc[0])}, {title}', xlabel='blocks')
     return axs
 
 def _depth_alt(plain, skips):
-    return (f'Test accuracy by the number of blocks for frozen and trained layers on {plain.dataset.iloc[0]}. '
+    dataset = dataset_label(plain.dataset.iloc[0])
+    return (f'Test accuracy by the number of blocks for frozen and trained layers on {dataset}. '
             f'Frozen minus trained in points, without skips {_gaps(_first(plain), "repeats")}; '
             f'with skips {_gaps(_first(skips), "repeats")}.')
 

@@ -418,7 +418,7 @@ def run_comparisons(comparisons: Sequence[MatchedRuns],  # What to run, in this 
 
 def comparison_results(comparisons: Sequence[MatchedRuns],  # Which
                        store: Store  # Where runs are kept
-                      ) -> pd.DataFrame:  # One row per run that is there: arm, lead, and as from `run_sweep`
+                      ) -> pd.DataFrame:  # One row per recorded run: arm, lead, and as from `run_sweep`
     "Return the runs of comparisons that a store has"
     frames = []
     for c in comparisons:
@@ -541,7 +541,7 @@ def _multiply_adds(name, width, norm, classes, channels, pixels):
         return multiply_adds(net, pixels)
 
 def reinit_cnn_cost(runs: Sequence[CNNRun],  # Recipes
-                    tflops: float = 60.  # Operations that the machine really does in a second, × 10¹²
+                    tflops: float = 60.  # Operations that the machine sustains per second, × 10¹²
                    ) -> pd.DataFrame:  # One row per network: runs, macs of an image, steps of a run, ops, hours
     "Estimate how long `runs` take"
     work = []
@@ -888,7 +888,8 @@ STUDY = Study(
                    'over seeds; the paper\'s means are without augmentation', _TABLES),
         gains=Figure(_draw_gains, _gains_alt, _CELLS, _TABLES),
         table2=Table(cnn_table2, _CELLS, 'Test accuracy in percent, means over seeds', _TABLES, folded=True),
-        lengths=Figure(plot_round_lengths, _lengths_alt, ('converged_early',), 'Stopping rounds early'),
+        lengths=Figure(plot_round_lengths, _lengths_alt, ('converged_early',), 'Stopping rounds early',
+                       'LW against BL, without the control that restarts the learning rate like LW.'),
         margins=Figure(plot_cnn_margins, _margins_alt, ('converged_table',), _WHY, 'Margins: larger is better.'),
         sizes=Figure(lambda df: plot_weight_sizes(weight_size_ratios(df)), _sizes_alt, ('converged_table',), _WHY,
                      'Size of the weights over that of BL.'),

@@ -40,7 +40,7 @@ def table1_recipes(scale: str | None = None,  # As in `core.scale`
 
 # %% ../../nbs/61_studies.synthetic.ipynb #045545bb
 L2_PENALTIES = (0., .005, .01, .02, .05, .1)
-TABLE5_SETTING = dict(opt='adam', lr=.02, steps=200, l2_head=False)   # of all that were tried, what fits best
+TABLE5_SETTING = dict(opt='adam', lr=.02, steps=200, l2_head=False)   # the best fit of all settings that were tried
 PENALTY_FACTOR = 10.                                                  # the same
 
 def _table5_variants(base):

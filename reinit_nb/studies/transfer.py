@@ -861,7 +861,7 @@ def _training_images(task, available):
     return available * task.n_train if isinstance(task.n_train, float) else task.n_train
 
 def transfer_cost(runs: Sequence[PathRun],  # Recipes
-                  tflops: float = 60.  # Floating-point operations that the machine really does in a second, × 10¹²
+                  tflops: float = 60.  # Floating-point operations that the machine sustains per second, × 10¹²
                  ) -> pd.DataFrame:  # One row per network: stages, steps, operations, hours
     "Return an upper bound of the time that `runs` take: all epochs, shared stages once"
     datasets = dataset_catalog()
@@ -878,7 +878,7 @@ def transfer_cost(runs: Sequence[PathRun],  # Recipes
     return cost_table(work, 'model', tflops, count='stages')
 
 # %% ../../nbs/65_studies.transfer.ipynb #6c3e95d0
-_UNAVAILABLE = ('svhn', 'emnist_letters', 'resisc45', 'patch_camelyon')   # datasets that we do not have
+_UNAVAILABLE = ('svhn', 'emnist_letters', 'resisc45', 'patch_camelyon')   # datasets that are not available
 
 def _is_unavailable(run): return any(task.dataset in _UNAVAILABLE for task, _ in run.path)
 
