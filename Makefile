@@ -80,7 +80,7 @@ test-data: $(STAMP)  ## Run only the tests that need real images and weights: RE
 	@test -d "$$REINIT_DATA" || { echo 'REINIT_DATA must name the folder that holds the images and weights' >&2; exit 1; }
 	$(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist loadfile -m data tests
 
-flaky: $(STAMP)  ## Run the notebooks of the library with five other global random seeds each
+flaky: $(STAMP)  ## Run all notebooks with five other global random seeds each
 	$(BIN)/python .ci/flaky.py --workers $(WORKERS)
 
 # No constraints and no nbdev here, so the newest fastai and fastcore come in; upgraded on every call

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Run notebooks several times, each time with other global random seeds, and name those that fail.
 
-python .ci/flaky.py                       the notebooks of the library, five seeds each, at smoke scale
+python .ci/flaky.py                       all notebooks, five seeds each, at smoke scale
 python .ci/flaky.py --seeds 20 '47_*'     some of them, twenty seeds
 """
 import argparse
@@ -33,7 +33,7 @@ def run_seeded(job: tuple[Path, int]) -> tuple[str, int, bool, float]:
     np.random.seed(seed)
     torch.manual_seed(seed)
     passed, seconds = test_nb(path, skip_flags=get_config().tst_flags.split(), basepath=ROOT)
-    return path.name, seed, passed, seconds
+    return str(path.relative_to(ROOT / 'nbs')), seed, passed, seconds
 
 
 def run_apart(job: tuple[Path, int]) -> tuple[str, int, bool, float]:
@@ -44,19 +44,19 @@ def run_apart(job: tuple[Path, int]) -> tuple[str, int, bool, float]:
     process.start()
     sender.close()
     try: return receiver.recv()
-    except EOFError: return job[0].name, job[1], False, 0.   # the process died
+    except EOFError: return str(job[0].relative_to(ROOT / 'nbs')), job[1], False, 0.   # the process died
     finally: process.join()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('names', nargs='*', default=['*'], help='patterns of names; all notebooks of the library')
+    parser.add_argument('names', nargs='*', default=['*'], help='patterns of names; default: all notebooks')
     parser.add_argument('--seeds', type=int, default=5, help='how many')
     parser.add_argument('--first', type=int, default=1000, help='the first seed')
     parser.add_argument('--workers', type=int, default=1, help='notebooks at a time')
     args = parser.parse_args()
-    notebooks = [path for path in sorted((ROOT / 'nbs').glob('[0-9]*.ipynb'))
-                 if any(fnmatch.fnmatch(path.name, name) for name in args.names)]
+    pages = [path for path in sorted((ROOT / 'nbs').rglob('*.ipynb')) if not path.parts[-2].startswith(('.', '_'))]
+    notebooks = [path for path in pages if any(fnmatch.fnmatch(path.name, name) for name in args.names)]
     jobs = [(path, seed) for seed in range(args.first, args.first + args.seeds) for path in notebooks]
     start, failed = time.time(), []
     with ThreadPool(args.workers) as pool:
