@@ -12,7 +12,7 @@ from reinit_nb.fixed_norm import FixedNorm
 from reinit_nb.freezing import temporarily_frozen
 from reinit_nb.init import draw_weights
 from reinit_nb.reinit import layerwise_weights, method_masks, norm_of, output_stats, redraw
-from reinit_nb.studies.freezing import REGULARIZERS, reservoir_data, reservoir_network
+from reinit_nb.studies.freezing import RESERVOIR_REGULARIZERS, reservoir_data, reservoir_network
 from reinit_nb.synthetic import make_synthetic
 
 # ---------------------------------------------------------------- MLPs on the synthetic task
@@ -135,7 +135,7 @@ def seed_dropout(net, generator):
 def reservoir_epochs(run, net, x, y, streams):
     "Train an ordinary network, a pass at a time"
     opt = torch.optim.Adam(net.parameters(), lr=run.lr)
-    l1 = REGULARIZERS[run.regularizer].get('l1', 0.)
+    l1 = RESERVOIR_REGULARIZERS[run.regularizer].get('l1', 0.)
     for epoch in range(1, run.epochs + 1):
         for i in torch.randperm(len(x), generator=streams.data).split(run.batch):
             opt.zero_grad()

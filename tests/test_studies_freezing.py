@@ -18,7 +18,7 @@ from reinit_nb.models import reservoir_names
 from reinit_nb.store import load_results, paper_table, save_results
 from reinit_nb.studies.freezing import (
     LARGE_LAYER,
-    REGULARIZERS,
+    RESERVOIR_REGULARIZERS,
     STUDY,
     LandscapeRun,
     LargeLinear,
@@ -58,7 +58,7 @@ def weights(net): return {n: t.clone() for n, t in net.state_dict().items() if t
 
 # ---------------------------------------------------------------- the stack
 
-VARIANTS = [dict(regularizer=k) for k in REGULARIZERS]
+VARIANTS = [dict(regularizer=k) for k in RESERVOIR_REGULARIZERS]
 VARIANTS += [dict(repeats=3, skip=True), dict(position='front'), dict(scale=.5, position='back')]
 
 @pytest.mark.parametrize('variant', VARIANTS, ids=str)
