@@ -20,8 +20,8 @@ from fastai.optimizer import SGD
 from fastcore.basics import noop
 from torch.nn.parallel import DistributedDataParallel
 
-import reinit_nb.checkpoint  # noqa: F401  adds save_rounds
 from reinit_nb.baselines import METHODS
+from reinit_nb.checkpoint import load_checked  # the module adds save_rounds, too
 from reinit_nb.models import model
 from reinit_nb.probing import unwrap_model
 from reinit_nb.rounds import RoundCallback
@@ -146,7 +146,7 @@ def test_processes_agree(ranks, case):
     assert all(v.isfinite().all() for v in a['ended'][-1].values())
     if 'fastai' in case:   # process 0 has written it, like the weights
         file = ranks[0]['out'] / 'models' / f'{case.split("-")[1]}.rounds.pth'
-        saved = torch.load(file, weights_only=True)['losses']
+        saved = load_checked(file, 'state of rounds')['rounds'][0]['losses']
         assert torch.equal(saved, a['losses'][:len(saved)]) and not torch.equal(saved, b['losses'][:len(saved)])
     if 'LW' in case:
         assert any('fixed_norm' in k for k in a['ended'][-1])
