@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER_NAMES', 'PAPER_TITLES', 'SCORECARD_COLUMNS', 'VERDICT_PLURALS', 'VERDICT_MARKERS', 'all_claims', 'get_claim',
-           'judge', 'run_seconds', 'runs_of_claim', 'judge_by_results', 'judge_claims', 'judge_parts', 'effect_text',
+           'judge', 'judge_by_results', 'run_seconds', 'runs_of_claim', 'judge_claims', 'judge_parts', 'effect_text',
            'measure_text', 'outcome_text', 'hours_text', 'sample_text', 'paper_text', 'scorecard_markdown',
            'parts_markdown', 'revision_markdown', 'verdict_counts', 'scorecard_headline', 'write_scorecard',
            'shipped_scorecard', 'distance_from_null', 'plot_scorecard', 'stale_results', 'verdicts_on_pages',
@@ -83,6 +83,27 @@ def judge(id: str,  # For example `R1`
     sentence = all_claims().set_index('id').claim
     return judge_claim(get_claim(id), *results, sentence=sentence[id], scale=scale, **kw)
 
+def judge_by_results(id: str,  # For example `R1`
+                     path=None,  # As in `find_results`; or `StudyResults` by study, to read files once
+                     scale: str = 'laptop'  # Of the results
+                    ) -> Verdict:
+    "Judge one claim by what is recorded"
+    claim = get_claim(id)
+    if isinstance(path, dict): results = path[claim.study]
+    else: results = get_study(claim.study).load(path, scale)
+    verdict = judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
+    return replace(verdict, old_runs=_are_old(verdict, _runs_of(verdict, {claim.study: results})))
+
+def _runs_of(verdict, results):
+    "Return the runs that a verdict rests on"
+    claim = get_claim(verdict.id)
+    return runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
+
+def _are_old(verdict, runs):
+    "Return whether a rule is newer than the oldest of these runs"
+    fixed = [p.rule.fixed for p in verdict.parts if p.rule.judged]
+    return bool(len(runs) and str(runs['date'].min()) < max(fixed))
+
 # %% ../../nbs/76_claims.scorecard.ipynb #runs0001
 def run_seconds(df: pd.DataFrame  # Rows of a results file, with recipe and date
                ) -> float:
@@ -108,28 +129,6 @@ def runs_of_claim(claim: Claim,  # From `get_claim`
     found = []
     for k in deciding or claim.needs: found.append(runs[runs.recipe.isin(recipes_of(k))].assign(part=k))
     return pd.concat(found).drop_duplicates('recipe')
-
-# %% ../../nbs/76_claims.scorecard.ipynb #b0b0a76a
-def judge_by_results(id: str,  # For example `R1`
-                     path=None,  # As in `find_results`; or `StudyResults` by study, to read files once
-                     scale: str = 'laptop'  # Of the results
-                    ) -> Verdict:
-    "Judge one claim by what is recorded"
-    claim = get_claim(id)
-    if isinstance(path, dict): results = path[claim.study]
-    else: results = get_study(claim.study).load(path, scale)
-    verdict = judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
-    return replace(verdict, old_runs=_are_old(verdict, _runs_of(verdict, {claim.study: results})))
-
-def _runs_of(verdict, results):
-    "Return the runs that a verdict rests on"
-    claim = get_claim(verdict.id)
-    return runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
-
-def _are_old(verdict, runs):
-    "Return whether a rule is newer than the oldest of these runs"
-    fixed = [p.rule.fixed for p in verdict.parts if p.rule.judged]
-    return bool(len(runs) and str(runs['date'].min()) < max(fixed))
 
 # %% ../../nbs/76_claims.scorecard.ipynb #450a8d12
 SCORECARD_COLUMNS = ('id', 'paper', 'short', 'claim', 'where', 'theirs', 'theirs_value', 'measure', 'value', 'lo', 'hi',
