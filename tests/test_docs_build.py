@@ -79,6 +79,8 @@ def test_cells_are_translated():
         build.code_cell(cell('#| include: false\nx'), same) == []
         and build.code_cell(cell('#| output: false\nx', png), same)[0]['outputs'] == []
     )
+    (c,) = build.code_cell(cell('#| code-fold: true\n#| code-summary: Imports\nimport re'), same)
+    assert c['metadata']['tags'] == ['hide-input'] and c['metadata']['mystnb']['code_prompt_show'] == 'Imports'
     doc = '---\n\n[source](https://a.b#L1){target="_blank" style="float:right"}\n\n### f\n\n'
     doc += '```python\ndef f(\n    a, # see [`g`](https://h.io/r/g.html#g)\n):\n```\n\n*What*'
     (c,) = build.code_cell(

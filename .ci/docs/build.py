@@ -291,6 +291,7 @@ def code_cell(cell, links):
             tags.append('printed-table')
         if opts.get('code-fold') is True:
             tags.append('hide-input')
+            mystnb |= dict.fromkeys(('code_prompt_show', 'code_prompt_hide'), opts.get('code-summary', 'Code'))
         res.append(
             {
                 **cell,
