@@ -94,7 +94,10 @@ def reset_rule_for(module: nn.Module) -> Callable | None:
         if 'reset_parameters' in cls.__dict__: return type(module).reset_parameters
 
 # %% ../nbs/04_init.ipynb #807b3468
-def fill_constant(value): return lambda t: t.fill_(value)
+def fill_constant(value):
+    "Return a function that fills a tensor with `value`"
+    return lambda t: t.fill_(value)
+
 def _fill_normal(std): return lambda t: t.normal_(std=std)
 def _fill_trunc_normal(std=.02): return lambda t: nn.init.trunc_normal_(t, std=std)
 def _keep(t): pass   # a constant, never trained

@@ -1256,7 +1256,7 @@ def plot_path(curves: pd.DataFrame,  # From `train_path`
     for number, g in stages:
         start = g.x.iloc[0]
         ax.axvline(start - .5, c='k', lw=.6, ls=':')
-        ax.text(start - .4, ax.get_ylim()[1], f'stage {number}', va='bottom', fontsize='small')
+        ax.text(start - .4, 1.01, f'stage {number}', transform=ax.get_xaxis_transform(), va='bottom', fontsize='small')
     ax.set(xlabel='epoch', ylabel='loss', yscale='log')
     ax.legend(frameon=False, fontsize='small')
     return ax

@@ -79,6 +79,8 @@ def test_cells_are_translated():
         build.code_cell(cell('#| include: false\nx'), same) == []
         and build.code_cell(cell('#| output: false\nx', png), same)[0]['outputs'] == []
     )
+    (c,) = build.code_cell(cell('#| code-fold: true\n#| code-summary: Imports\nimport re'), same)
+    assert c['metadata']['tags'] == ['hide-input'] and c['metadata']['mystnb']['code_prompt_show'] == 'Imports'
     doc = '---\n\n[source](https://a.b#L1){target="_blank" style="float:right"}\n\n### f\n\n'
     doc += '```python\ndef f(\n    a, # see [`g`](https://h.io/r/g.html#g)\n):\n```\n\n*What*'
     (c,) = build.code_cell(
@@ -192,3 +194,11 @@ def test_noise_and_printed_tables():
     assert build.is_printed_table(dict(output_type='stream', text=table))
     assert not build.is_printed_table(dict(output_type='stream', text='one line\nand another\n'))
     assert not build.is_printed_table(dict(data={'text/plain': table, 'text/html': '<table></table>'}))
+    among_prose = 'Table 1 has its rows below.\n' * 9 + table + 'third     9   0.2\n'
+    assert build.is_printed_table(dict(output_type='stream', text=among_prose))
+
+
+def test_signatures_name_classes_as_a_reader_does():
+    "While nbdev runs a page, its classes are those of __main__"
+    md = '```python\ndef f(\n    r:__main__.Recipe, # As in [`g`](https://a.b/c.html#g)\n):\n```\n__main__.x'
+    assert build.signature(md) == '```python\ndef f(\n    r:Recipe, # As in `g`\n):\n```\n__main__.x'

@@ -100,6 +100,12 @@ def test_ratios_are_taken_seed_by_seed():
     assert len(study.plot_ratios_to_control(t)) == 1
     assert len(study.ratios_to_control(df[df.seed == 0], ['width'])) == 0    # one seed has no interval
 
+def test_a_row_of_the_figure_has_four_panels_at_most():
+    rows = [dict(model='a', seed=s, how=h, **{f'{k}1': 1. + s for k in study.INTERVENTION_MEASURES})
+            for s in range(2) for h in study.CONTINUATIONS]
+    axs = study.plot_ratios_to_control(study.ratios_to_control(pd.DataFrame(rows)))
+    assert len(axs) == len(study.INTERVENTION_MEASURES) and axs[0].get_gridspec().ncols <= 4
+
 def test_recorded_results_are_complete():
     results = study.STUDY.load()
     df = results.part('interventions')

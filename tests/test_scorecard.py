@@ -44,7 +44,7 @@ RESULTS, PAGES = ROOT / 'results', ROOT / 'nbs'
 FILES = [k for s in all_studies().values() for k, source in s.files.items()   # a partial one may not be there yet
          if not source.partial or (RESULTS / f'{k}_laptop.csv').exists()]
 LAWS = next(k for k in get_study('spectra').files if k.endswith('_laws'))
-PAGE = 'nbs/76_claims.scorecard.ipynb'
+PAGE = 'nbs/scorecard.ipynb'
 AGAIN = 'python -c "from reinit_nb.claims.scorecard import write_scorecard; write_scorecard()"'
 IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7), ('P', 12)) for i in range(1, n + 1)]
 
@@ -93,8 +93,9 @@ def test_the_scorecard_page_shows_the_scorecard(df, parts):
 def test_the_scorecard_page_begins_with_the_outcome():
     src = [''.join(c['source']) for c in json.loads((ROOT / PAGE).read_text(encoding='utf-8'))['cells']]
     shown = ('card.scorecard_headline(', 'card.plot_scorecard(', 'card.scorecard_markdown(')
-    first = {k: next(i for i, s in enumerate(src) if k in s) for k in (*shown, '## How it is computed', 'def ')}
-    assert list(first) == sorted(first, key=first.get)   # and only then the first function
+    first = {k: next(i for i, s in enumerate(src) if k in s) for k in shown}
+    assert list(first) == sorted(first, key=first.get)
+    assert not any('#| export' in s for s in src)   # functions have a page of their own
     for k in shown: assert src[first[k]].startswith('#| echo: false')
 
 def test_other_pages_say_the_same(df, pages):
@@ -316,17 +317,17 @@ def test_a_page_that_says_something_else_is_found(df, tmp_path):
     def other(v): return '❌' if v != '❌' else '✅'
     d = df.set_index('id')
     r1 = d.verdict['R1']
-    change('experiments/synthetic.ipynb', lambda s: s.replace(f'{r1} R1 ', f'{other(r1)} R1 ', 1))
+    change('experiments/synthetic.ipynb', lambda s: s.replace(f'**R1 {r1}**', f'**R1 {other(r1)}**', 1))
     change('experiments/freezing.ipynb', lambda s: re.sub(r'C2\b', 'C99', s))
     f4 = d.verdict['F4']
-    change('76_claims.scorecard.ipynb',
+    change('scorecard.ipynb',
            lambda s: re.sub(rf'(\| \[F4\][^\n]*\| ){f4}', rf'\g<1>{other(f4)}', s, count=1))
     change('explanations/reinit.ipynb',   # the sign is right, the number is not
            lambda s: re.sub(r'(\| \[R3\][^\n]*: )\+\d+\.\d', r'\g<1>+99.9', s, count=1))
     got = pages_that_differ(df, verdicts_on_pages(tmp_path / 'nbs'))
     new = {(o.id, o.notebook) for o in got.itertuples()} - before
     assert new == {('R1', 'experiments/synthetic.ipynb'), ('C2', 'experiments/freezing.ipynb'),
-                   ('F4', '76_claims.scorecard.ipynb'), ('R3', 'explanations/reinit.ipynb')}
+                   ('F4', 'scorecard.ipynb'), ('R3', 'explanations/reinit.ipynb')}
     assert got[got.id == 'C2'].page.tolist()[:1] == ['nothing']
     r3 = got[(got.id == 'R3') & (got.notebook == 'explanations/reinit.ipynb')]
     assert r3.page.item() == f'not {effect_text(d.loc["R3"])}'

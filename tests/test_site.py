@@ -229,7 +229,7 @@ def visits(browser, base):
             res[page]['wide'] += p.js(WIDE)
             res[page]['bar'] = p.js(BAR)
             res[page]['overview'] = p.js(
-                'document.querySelector("img[alt*=\\"claims in four panels\\"]")?.getBoundingClientRect().width'
+                'document.querySelector("img[alt*=\\"claims in five panels\\"]")?.getBoundingClientRect().width'
             )
     return res
 
@@ -434,7 +434,7 @@ def test_pages_name_no_machine(previews, built):
     for folder in (previews[0], built[0]):
         for path in folder.rglob('*.html'):
             page = re.sub('<[^<>]+>', '', path.read_text(encoding='utf-8'))  # code is colored word by word
-            ours = r'PosixPath\(|site-packages|FutureWarning|findfont: | at 0x[0-9a-f]{8}'
+            ours = r'PosixPath\(|__main__\.|site-packages|FutureWarning|findfont: | at 0x[0-9a-f]{8}'
             found = re.findall(rf'.{{,40}}(?:{ours}).{{,40}}', page)
             assert not found and str(built[0].parent) not in page, f'{path.relative_to(folder)}: {found[:2]}'
 

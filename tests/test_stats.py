@@ -11,7 +11,7 @@ from scipy import stats as sps
 from sklearn.tree import DecisionTreeClassifier
 
 from reinit_nb.claims.scorecard import judge
-from reinit_nb.claims.verdict import verdict_table
+from reinit_nb.claims.verdict import VERDICT_WORDS, outcome_table, verdict_table
 from reinit_nb.core import ReinitError
 from reinit_nb.reinit import PAPER_METHODS
 from reinit_nb.stats import (
@@ -333,5 +333,7 @@ def test_verdicts_on_the_tables(id, want, n, request):
     v = judge(id)
     assert (v.verdict, v.n, v.scale) == (want, n, 'paper')
     page = (request.config.rootpath / 'nbs/experiments/reinit_tables.ipynb').read_text(encoding='utf-8')
-    assert f'{v.verdict} {id} ' in page, f'{id} is {v.verdict}, and the experiment shows something else: run it again'
+    assert f'**{id} {v.verdict}**' in page, f'{id} is {v.verdict}; run its experiment again'
     assert verdict_table([v]).id.tolist() == [id]
+    shown = outcome_table([v]).to_html()
+    assert 'class="outcomes"' in shown and f'{v.verdict} {VERDICT_WORDS[v.verdict]}' in shown

@@ -9,6 +9,7 @@ nbs/sidebar.yml, addresses and anchors those of the Quarto site.
 """
 
 import argparse
+import itertools
 import json
 import os
 import posixpath
@@ -201,9 +202,13 @@ _source = re.compile(r'^---\n+(\[source\]\([^)]*\))\{[^}]*\}\n+(#+ .*)\n', re.M)
 
 
 def signature(md):
-    "What show_doc writes, with the heading first, and without links inside of code"
+    "What show_doc writes, with the heading first, and without links and names of the running notebook inside of code"
     md = _source.sub(r'\2\n\n\1{.source-link}\n', md)
-    return re.sub(r'^```.*?^```', lambda m: re.sub(r'\[(`[^`\n]+`)\]\([^)\s]+\)', r'\1', m[0]), md, flags=re.M | re.S)
+
+    def plain_code(m):
+        return re.sub(r'\[(`[^`\n]+`)\]\([^)\s]+\)', r'\1', m[0]).replace('__main__.', '')
+
+    return re.sub(r'^```.*?^```', plain_code, md, flags=re.M | re.S)
 
 
 def markdown(md, links):
@@ -244,8 +249,9 @@ def is_printed_table(out):
     if len(set(data) - {'text/plain'}):
         return False
     lines = [line for line in text(out.get('text') or data.get('text/plain', '')).splitlines() if line]
-    columns = sum(bool(re.search(r'\S  +\S', line)) for line in lines)
-    return columns >= 3 and columns >= len(lines) / 2
+    columns = [bool(re.search(r'\S  +\S', line)) for line in lines]
+    in_a_row = max((len(list(group)) for has, group in itertools.groupby(columns) if has), default=0)
+    return sum(columns) >= 3 and (sum(columns) >= len(lines) / 2 or in_a_row >= 4)
 
 
 def code_cell(cell, links):
@@ -285,6 +291,7 @@ def code_cell(cell, links):
             tags.append('printed-table')
         if opts.get('code-fold') is True:
             tags.append('hide-input')
+            mystnb |= dict.fromkeys(('code_prompt_show', 'code_prompt_hide'), opts.get('code-summary', 'Code'))
         res.append(
             {
                 **cell,

@@ -72,7 +72,7 @@ def spike_remains(df: pd.DataFrame  # Labelled runs of `spikes`
     for a, b in ((fast, f'{slow}, dc'), ('gaussian', 'gaussian low'), ('gaussian', 'relu')):
         effects[f'error, {a} − {b}'] = gap('error', a, b)
     high = d[d.kind == fast]
-    return effects | {'share of the spike that is left': seed_effect(high.spike1 / high.spike0)}
+    return effects | {'share of the spike that is left': seed_effect(100 * high.spike1 / high.spike0)}
 
 F3 = Claim('F3', 'spectra', ('spikes',), spike_remains)
 

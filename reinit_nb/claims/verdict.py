@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VERDICTS', 'VERDICT_WORDS', 'OLD_RUNS', 'WEAKEST_FIRST', 'decide', 'worst_verdict', 'Rule', 'claim_rules',
            'rule_text', 'Effect', 'seed_effect', 'share_effect', 'fact', 'number_text', 'interval_text', 'Part',
-           'Verdict', 'verdict_table', 'parts_table', 'Claim', 'weakest_part', 'judge_claim']
+           'Verdict', 'verdict_table', 'outcome_table', 'parts_table', 'Claim', 'weakest_part', 'judge_claim']
 
 # %% ../../nbs/70_claims.verdict.ipynb #2df5e354
 from collections.abc import Callable, Sequence
@@ -238,6 +238,13 @@ def verdict_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:  # id, claim, ve
     "Return outcomes as a table, one row for each claim"
     columns = [f.name for f in fields(Verdict)][:6]
     return pd.DataFrame([[getattr(v, k) for k in columns] for v in verdicts], columns=columns)
+
+def outcome_table(verdicts: Sequence[Verdict]):  # id, claim, outcome, n, scale, styled
+    "Show outcomes as a table, with a word next to each sign, because some fonts lack the signs"
+    t = verdict_table(verdicts)
+    t['outcome'] = [f'{sign} {VERDICT_WORDS[sign]}' for sign in t.verdict]
+    shown = t[['id', 'claim', 'outcome', 'n', 'scale']]
+    return shown.style.hide().set_table_attributes('class="outcomes"')
 
 def parts_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     "Return all parts as a table, one row for each"

@@ -212,8 +212,7 @@ def plot_ratios_to_control(t: pd.DataFrame  # From `ratios_to_control`
     "Plot ratios with their intervals; colors are networks, open circles are networks that have not learned all images"
     if not len(t): raise ReinitError('t has no ratios: run two seeds or more')
     measures, hows, models = (list(dict.fromkeys(t[c])) for c in ('measure', 'how', 'model'))
-    n = len(measures)
-    axs = new_axes(n, n, size=(min(11 / n, 2.2), 2.6), sharey=True)
+    axs = new_axes(len(measures), 3, size=(3, 2.4), sharey=True)
     for ax, measure in zip(axs, measures):
         for i, name in enumerate(models):
             g = t[(t.measure == measure) & (t.model == name)].set_index('how').reindex(hows)
