@@ -23,7 +23,8 @@ from reinit_nb.claims.scorecard import PAPER_NAMES, effect_text, sample_text, sh
 from reinit_nb.claims.verdict import VERDICT_WORDS
 from reinit_nb.cli import (
     MARKER,
-    PAPER_HELP,
+    SCALE_NAMES,
+    VERDICT_CHOICES,
     Parser,
     claim_files,
     claim_lines,
@@ -31,6 +32,7 @@ from reinit_nb.cli import (
     data_parser,
     frozen_parser,
     health_parser,
+    help_texts,
     marker_text,
     reinit_claims,
     reinit_data,
@@ -42,9 +44,8 @@ from reinit_nb.cli import (
     repro_jobs,
     repro_parser,
     run_command,
-    study_help,
 )
-from reinit_nb.core import ReinitError
+from reinit_nb.core import SCALES, ReinitError
 from reinit_nb.models import scnn
 from reinit_nb.store import Store, load_results
 from reinit_nb.studies import common
@@ -282,9 +283,11 @@ def test_help_of_repro(capsys):
 
 def test_help_knows_studies_and_papers():
     "The help is a table, so that it needs no import; the claims it names must be those of the records"
-    help_of = study_help()
+    help_of = help_texts('studies', 'name', 'help')
     assert tuple(help_of) == STUDY_NAMES
-    assert PAPER_HELP == PAPER_NAMES
+    assert help_texts('papers', 'paper', 'citation') == PAPER_NAMES
+    assert SCALE_NAMES == SCALES
+    assert VERDICT_CHOICES == {word: sign for sign, word in VERDICT_WORDS.items()}
     for name, study in all_studies().items():
         expected = list(study.claims)
         for first, last in re.findall(r'([RZCFP]\d+) to ([RZCFP]\d+)', help_of[name]):

@@ -316,12 +316,12 @@ class ReservoirTrainer:
 
 # %% ../../nbs/63_studies.freezing.ipynb #8096a9b7
 @torch.no_grad()
-def reservoir_accuracy(stack: ReservoirStack, x: Tensor, y: Tensor, size: int = 1000) -> Tensor:
-    "Return the accuracy of each member, computed for `size` examples at a time"
+def reservoir_accuracy(stack: ReservoirStack, x: Tensor, y: Tensor) -> Tensor:
+    "Return the accuracy of each member, computed for 1,000 examples at a time"
     correct = 0
-    for a, b in zip(x.split(size, 1), y.split(size, 1)):
-        predicted = layer_activations(stack, a)[1].argmax(1).view(stack.datasets, -1, b.shape[1])
-        correct = correct + (predicted == b[:, None]).sum(2)
+    for images, labels in zip(x.split(1000, 1), y.split(1000, 1)):
+        predicted = layer_activations(stack, images)[1].argmax(1).view(stack.datasets, -1, labels.shape[1])
+        correct = correct + (predicted == labels[:, None]).sum(2)
     return cpu_double(correct.flatten()) / y.shape[1]
 
 # %% ../../nbs/63_studies.freezing.ipynb #492a6fa2
@@ -531,14 +531,12 @@ def with_controls(settings: Sequence[ReservoirRun],  # From `reservoir_sweeps`
     return runs
 
 def reservoir_runs(scale: str | None = None,  # As in `core.scale`
-                   datasets: Sequence[str] = FREEZING_DATASETS,  # At smoke scale only the first is taken
                    n: int | None = None  # Seeds; default: as in the table above
                   ) -> list[ReservoirRun]:  # Each once, the most important first
     "Return all runs of the study"
     scale = get_scale(scale)
     many, few = (n, n) if n else by_scale((3, 3), (8, 6), (25, 25), scale)
-    for d in datasets: check_choice('dataset', d, FREEZING_DATASETS)
-    if scale == 'smoke': datasets = datasets[:1]
+    datasets = FREEZING_DATASETS[:1] if scale == 'smoke' else FREEZING_DATASETS
     runs = [r for d in datasets for r in with_controls([default_reservoir(d, scale)], many)]
     for d in datasets:
         for settings in reservoir_sweeps(d, scale).values(): runs += with_controls(settings, few)
@@ -598,11 +596,10 @@ LANDSCAPE_ENGINE = Engine(plan_reservoirs, run_landscapes, missing=missing_image
 
 # %% ../../nbs/63_studies.freezing.ipynb #8a241014
 def landscape_runs(scale: str | None = None,  # As in `core.scale`
-                   dataset: str = 'cifar10',  # One of `FREEZING_DATASETS`
                    n: int | None = None  # Seeds; default: 5, or 2 at smoke scale
                   ) -> list[LandscapeRun]:
-    "Return runs of the default network early in training, and to its end"
-    default = default_reservoir(dataset, scale)
+    "Return runs of the default network on CIFAR-10, early in training, and to its end"
+    default = default_reservoir('cifar10', scale)
     fields = {k: getattr(default, k) for k in ('task', 'n_test', 'base')}
     fields |= dict(looks=(), images=by_scale(100, 300, 300, scale))
     epochs = (by_scale(1, 10, 10, scale), default.epochs)
@@ -803,16 +800,15 @@ def freezing_table(t: pd.DataFrame,  # From `compare_frozen`, by `dataset` and `
     return pd.DataFrame(rows)
 
 # %% ../../nbs/63_studies.freezing.ipynb #646c8ec9
-def separability_by_layer(df: pd.DataFrame,  # From `select_results` of runs with separability
-                          by: Sequence[str] = ('frozen',)  # Columns that distinguish lines
-                         ) -> pd.DataFrame:  # `by`, part, layer, and as `stats.summary`
+def separability_by_layer(df: pd.DataFrame  # From `select_results` of runs with separability
+                         ) -> pd.DataFrame:  # frozen, part, layer, and as `stats.summary`
     "Summarize separability by hidden layer, layers counted from 0"
     cols = [c for c in df if c.startswith('sep_') and df[c].notna().any()]
     if not cols: raise ReinitError('df has no separability: select an epoch at which it was measured')
-    long = df.melt([*by], cols, 'what', 'value').dropna(subset='value')
+    long = df.melt(['frozen'], cols, 'what', 'value').dropna(subset='value')
     what = long.what.str.split('_')
     long = long.assign(part=what.str[1], layer=what.str[2].astype(int))
-    return summary(long.sort_values('layer'), [*by, 'part', 'layer'], 'value')
+    return summary(long.sort_values('layer'), ['frozen', 'part', 'layer'], 'value')
 
 # %% ../../nbs/63_studies.freezing.ipynb #4005c01c
 FREEZING_NAMES = {1.: 'frozen', 0.: 'trained'}
@@ -844,20 +840,20 @@ _ACCURACIES = dict(test_acc='test accuracy [%]', train_acc='training accuracy [%
                    fit_acc='accuracy within epochs [%]')
 
 def plot_freezing_epochs(df: pd.DataFrame,  # Results of default runs
-                         value: str = 'test_acc',  # Column
-                         axs=None  # Where to draw
+                         value: str = 'test_acc'  # Column
                         ):  # One Axes per dataset
     "Plot accuracy along training: mean and 95% interval"
     df = df[df.epoch > 0].assign(dataset=df['task.dataset'], y=100 * df[value])
     datasets = list(df.dataset.unique())
-    axs = new_axes(len(datasets), size=_SIZE) if axs is None else axs
+    axs = new_axes(len(datasets), size=_SIZE)
     for ax, dataset in zip(axs, datasets):
-        for f, color in FREEZING_COLORS.items():
-            s = summary(df[(df.dataset == dataset) & (df.frozen == f)], 'epoch', 'y').sort_values('epoch')
-            ax.plot(s.epoch, s['mean'], 'o-', ms=3, color=color, label=FREEZING_NAMES[f])
-            ax.fill_between(s.epoch, s.lo, s.hi, color=color, alpha=.2, lw=0)
+        for frozen, color in FREEZING_COLORS.items():
+            arm = df[(df.dataset == dataset) & (df.frozen == frozen)]
+            means = summary(arm, 'epoch', 'y').sort_values('epoch')
+            ax.plot(means.epoch, means['mean'], 'o-', ms=3, color=color, label=FREEZING_NAMES[frozen])
+            ax.fill_between(means.epoch, means.lo, means.hi, color=color, alpha=.2, lw=0)
         ax.set(title=dataset_label(dataset), xscale='log', xlabel='epoch')
-        ax.set_xticks(s.epoch, s.epoch)
+        ax.set_xticks(means.epoch, means.epoch)
         ax.minorticks_off()
     axs[0].set_ylabel(_ACCURACIES.get(value, value))
     axs[-1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
@@ -878,19 +874,18 @@ def plot_layer_separability(t: pd.DataFrame,  # From `separability_by_layer`
     return ax
 
 # %% ../../nbs/63_studies.freezing.ipynb #294e78b0
-def plot_landscape_slices(df: pd.DataFrame,  # Results of `landscape_runs`
-                          axs=None  # Where to draw
+def plot_landscape_slices(df: pd.DataFrame  # Results of `landscape_runs`
                          ):  # One Axes per epoch
     "Plot the loss along filter-normalized random directions: mean and range over seeds"
     cols = [c for c in df if c.startswith('slice_')]
-    t = np.array([float(c.removeprefix('slice_')) for c in cols])
+    distances = np.array([float(c.removeprefix('slice_')) for c in cols])
     epochs = sorted(df.epochs.unique())
-    axs = new_axes(len(epochs), size=_SIZE, sharey=True) if axs is None else axs
+    axs = new_axes(len(epochs), size=_SIZE, sharey=True)
     for ax, epoch in zip(axs, epochs):
-        for f, color in FREEZING_COLORS.items():
-            v = df[(df.epochs == epoch) & (df.frozen == f)][cols].to_numpy(dtype=float)
-            ax.plot(t, v.mean(0), 'o-', ms=3, color=color, label=FREEZING_NAMES[f])
-            ax.fill_between(t, v.min(0), v.max(0), color=color, alpha=.2, lw=0)
+        for frozen, color in FREEZING_COLORS.items():
+            losses = df[(df.epochs == epoch) & (df.frozen == frozen)][cols].to_numpy(dtype=float)
+            ax.plot(distances, losses.mean(0), 'o-', ms=3, color=color, label=FREEZING_NAMES[frozen])
+            ax.fill_between(distances, losses.min(0), losses.max(0), color=color, alpha=.2, lw=0)
         ax.set(title=f'after {epoch} epochs', xlabel='t', yscale='log')
     axs[0].set_ylabel('training loss')
     axs[-1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))

@@ -569,17 +569,16 @@ def label_cnn(df: pd.DataFrame,  # Results
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #2514caaa
 def setting_gains(df: pd.DataFrame,  # Complete cells
                   value: str = 'test_acc',  # What is compared
-                  method: str = 'LW',  # This one …
-                  against: str = 'BL',  # … minus this one
+                  method: str = 'LW',  # The one that is compared with BL
                   on: Sequence[str] = SETTING_COLUMNS  # Columns that define a setting
                  ) -> pd.DataFrame:  # One row per setting: `on`, base, gain, n
-    "Return by how much a method is ahead, setting by setting"
+    "Return by how much a method is ahead of BL, setting by setting"
     by = list(dict.fromkeys([*on, 'seed']))
-    pairs = paired_differences(df, value, method, against, by=by).sort_values(by)
-    base = df[df.method == against].set_index(by)[value].rename('base')
+    pairs = paired_differences(df, value, method, 'BL', by=by).sort_values(by)
+    base = df[df.method == 'BL'].set_index(by)[value].rename('base')
     pairs = pairs.join(base, on=by)
     if pairs.difference.isna().any():
-        raise ReinitError(f'{method} and {against} cannot be paired: some runs have no {value}')
+        raise ReinitError(f'{method} and BL cannot be paired: some runs have no {value}')
     groups = pairs.groupby(list(on), sort=False)
     return groups.agg(base=('base', 'mean'), gain=('difference', 'mean'), n=('difference', 'size')).reset_index()
 
@@ -627,21 +626,19 @@ def count_signs(d: Sequence[float]) -> tuple[int, int, int]:  # Wins, ties, loss
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #c0a00032
 def converged_gains(df: pd.DataFrame,  # From `complete_cells`
-                    value: str = 'test_acc',  # What is compared
-                    against: str = 'BL',  # The arm that is subtracted
-                    factor: float = 100.  # Multiplies differences: 100 for points
+                    against: str = 'BL'  # The arm that is subtracted
                    ) -> pd.DataFrame:  # One row per cell: model, dataset, arm, n, base, gain, lo, hi, wins, losses
-    "Return by how much each arm is ahead, over paired seeds"
+    "Return by how many points each arm is ahead in test accuracy, over paired seeds"
     rows = []
-    for (m, d), g in df.groupby(_SETTING, sort=False):
-        for arm in g.arm.unique():
-            if arm == against or against not in set(g.arm): continue
-            pairs = paired_differences(g, value, arm, against, 'arm', complete=False)
-            o = mean_interval(factor * pairs.difference)
+    for (network, dataset), cell in df.groupby(_SETTING, sort=False):
+        for arm in cell.arm.unique():
+            if arm == against or against not in set(cell.arm): continue
+            pairs = paired_differences(cell, 'test_acc', arm, against, 'arm', complete=False)
+            gain = mean_interval(100 * pairs.difference)
             wins, _, losses = count_signs(pairs.difference)
-            base = factor * g[g.arm.eq(against) & g.seed.isin(pairs.seed)][value].mean()
-            rows.append(dict(model=m, dataset=d, arm=arm, n=o['n'], base=base, gain=o['mean'], lo=o['lo'], hi=o['hi'],
-                             wins=wins, losses=losses))
+            base = 100 * cell[cell.arm.eq(against) & cell.seed.isin(pairs.seed)].test_acc.mean()
+            rows.append(dict(model=network, dataset=dataset, arm=arm, n=gain['n'], base=base, gain=gain['mean'],
+                             lo=gain['lo'], hi=gain['hi'], wins=wins, losses=losses))
     return pd.DataFrame(rows)
 
 def plot_converged_gains(table: pd.DataFrame,  # From `converged_gains`
@@ -761,12 +758,11 @@ def plot_weight_sizes(t: pd.DataFrame  # From `weight_size_ratios`
     return ax
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #939d5db0
-def plot_lw_against_bl(t: pd.DataFrame,  # From `setting_gains`, with `base` and `gain` as shares
-                       axs=None
+def plot_lw_against_bl(t: pd.DataFrame  # From `setting_gains`, with `base` and `gain` as shares
                       ):  # One Axes per dataset
     "Draw Figure 7: LW against BL, one dot per setting"
     datasets = list(t.dataset.unique())
-    axs = new_axes(len(datasets), size=(3.3, 3)) if axs is None else axs
+    axs = new_axes(len(datasets), size=(3.3, 3))
     for ax, d in zip(axs, datasets):
         g = t[t.dataset == d]
         x, y = 100 * g.base, 100 * (g.base + g.gain)
@@ -777,11 +773,10 @@ def plot_lw_against_bl(t: pd.DataFrame,  # From `setting_gains`, with `base` and
     return axs
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #38ce7c0e
-def round_steps_table(df: pd.DataFrame,  # Complete cells
-                      method: str = 'LW'  # Which
+def round_steps_table(df: pd.DataFrame  # Complete cells
                      ) -> pd.DataFrame:  # One row per network and round: steps with interval
-    "Return how many steps each round took to learn"
-    d = _long(df[df.method == method], 'fit_', 'round').dropna()
+    "Return how many steps each round of LW took to learn"
+    d = _long(df[df.method == 'LW'], 'fit_', 'round').dropna()
     t = summary(d, ['model', 'round'], 'y').rename(columns=dict(mean='steps'))
     return t.astype(dict(round=int))[['model', 'round', 'n', 'steps', 'lo', 'hi']]
 
