@@ -269,18 +269,15 @@ def _write_exhibits(results, out):
     from reinit_nb.studies.common import Figure
     written = {}
     for name, exhibit in results.study.exhibits.items():
-        is_figure = isinstance(exhibit, Figure)
-        try:
-            parts = [results.part(part) for part in exhibit.parts]
-            made = (exhibit.draw if is_figure else exhibit.make)(*parts)
+        try: made = results.exhibit(name)
         except ReinitError: continue       # the report says what is missing
-        if is_figure:
+        if isinstance(exhibit, Figure):
             import matplotlib.pyplot as plt
             atomic_write(out / 'figures' / f'{results.study.name}_{name}.png', figure_png(made, dpi=150))
             plt.close(figure_of(made))
         elif len(made):
             written[name] = made
-            text = written[name].to_csv(float_format='%.6g', lineterminator='\n')
+            text = made.to_csv(float_format='%.6g', lineterminator='\n')
             atomic_write(out / 'tables' / f'{results.study.name}_{name}.csv', text)
     return written
 

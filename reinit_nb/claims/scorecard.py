@@ -84,13 +84,17 @@ def judge_by_results(id: str,  # For example `R1`
     claim = get_claim(id)
     if isinstance(path, dict): results = path[claim.study]
     else: results = get_study(claim.study).load(path, scale)
-    verdict = judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
-    return replace(verdict, old_runs=_are_old(verdict, _runs_of(verdict, {claim.study: results})))
+    def judge_recorded():
+        verdict = judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
+        return replace(verdict, old_runs=_are_old(verdict, _runs_of(verdict, {claim.study: results})))
+    return results.once(('verdict', id), judge_recorded)
 
 def _runs_of(verdict, results):
     "Return the runs that a verdict rests on"
+    if not verdict.n: return pd.DataFrame()
     claim = get_claim(verdict.id)
-    return runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
+    opened = results[claim.study]
+    return opened.once(('runs', claim.id), lambda: runs_of_claim(claim, opened))
 
 def _are_old(verdict, runs):
     "Return whether a rule is newer than the oldest of these runs"
