@@ -453,16 +453,19 @@ def _dry_run(args, jobs, scale, store):
             for why, count in cost['missing'].items(): lacking[why] = lacking.get(why, 0) + count
     about = dict(scale=scale, reinit_nb=__version__, runs=str(store.root))
     if args.json: return print_json(about | dict(files=rows, missing=lacking))
-    shown = [{'study': o['study'], 'results file': o['file'], 'runs': f"{o['runs']:,}", 'stored': f"{o['stored']:,}",
-              'without data': f"{o['missing']:,}", 'time left': _hours_text(o),
-              'memory': '?' if o['memory_mb'] is None else f"{o['memory_mb'] / 1024:.1f} GB"} for o in rows]
+    shown = []
+    for row in rows:
+        memory = '?' if row['memory_mb'] is None else f"{row['memory_mb'] / 1024:.1f} GB"
+        shown.append({'study': row['study'], 'results file': row['file'], 'runs': f"{row['runs']:,}",
+                      'stored': f"{row['stored']:,}", 'without data': f"{row['missing']:,}",
+                      'time left': _hours_text(row), 'memory': memory})
     print(f'At {scale} scale; runs are kept in {store.root}. Nothing was run.\n')
     if shown: print(text_table(pd.DataFrame(shown).set_index('study')))
     else: print('These studies train nothing.')
     for unit in ('core', 'GPU'):
-        hours = [o['hours'] for o in rows if o['unit'] == unit and o['hours'] is not None]
+        hours = [row['hours'] for row in rows if row['unit'] == unit and row['hours'] is not None]
         if hours: print(f'\nIn all about {sum(hours):,.1f} {unit}-h', end='')
-    print('' if all(o['hours'] is not None for o in rows) else ', and the files marked with ?')
+    print('' if all(row['hours'] is not None for row in rows) else ', and the files marked with ?')
     for why, count in lacking.items(): print(f'{count:,} runs lack data: {why.split(". ")[0]}')
     if lacking: print('reinit_data list shows how to get datasets.')
 

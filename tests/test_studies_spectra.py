@@ -454,9 +454,6 @@ def test_networks_that_contradict_each_other_are_averaged_and_told():
 
 # ---------------------------------------------------------------- published
 
-@pytest.fixture(scope='module')
-def results(): return study.STUDY.load(ROOT / 'results')
-
 def test_numbers_on_the_map_of_flatness_are_readable():
     rows = [dict(a=.1, lr=1e-4, signals=s, value=v, n=3, mean=m, lo=m - 1, hi=m + 1)
             for v in ('error', 'trace', 'top') for s, m in (('aliased', -50.), ('resolved', 50.))]

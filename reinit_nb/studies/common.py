@@ -26,7 +26,7 @@ def flatten_recipes(runs  # A list of recipes, or a dict of such, of any depth
                    ) -> list[Recipe]:  # Each once
     "Return all recipes of a list"
     if not isinstance(runs, dict): return list(dict.fromkeys(runs))
-    return list(dict.fromkeys(r for o in runs.values() for r in flatten_recipes(o)))
+    return list(dict.fromkeys(recipe for some in runs.values() for recipe in flatten_recipes(some)))
 
 def seed_range(seeds: int | None,  # How many; `None`: the default
                defaults: tuple[int, int, int],  # At smoke, laptop and paper scale
@@ -93,12 +93,12 @@ class Study:
     @property
     def figures(self) -> dict[str, Figure]:
         "The exhibits that are figures"
-        return {k: o for k, o in self.exhibits.items() if isinstance(o, Figure)}
+        return {name: exhibit for name, exhibit in self.exhibits.items() if isinstance(exhibit, Figure)}
 
     @property
     def tables(self) -> dict[str, Table]:
         "The exhibits that are tables"
-        return {k: o for k, o in self.exhibits.items() if isinstance(o, Table)}
+        return {name: exhibit for name, exhibit in self.exhibits.items() if isinstance(exhibit, Table)}
 
     def lists(self,
               scale: str | None = None,  # As in `core.scale`

@@ -331,9 +331,9 @@ def _hidden_features(stack, x, y, memory):
     at_once = max(1, memory // bytes_each)
     y = y.cpu()
     share = len(stack) // stack.datasets
-    for a, b in zip(x.split(at_once, 1), y.split(at_once, 1)):
-        for i, h in enumerate(layer_activations(stack, a)[0]):
-            for m in range(len(stack)): yield i, m, h[m].T.cpu(), b[m // share]
+    for images, labels in zip(x.split(at_once, 1), y.split(at_once, 1)):
+        for i, h in enumerate(layer_activations(stack, images)[0]):
+            for m in range(len(stack)): yield i, m, h[m].T.cpu(), labels[m // share]
 
 @torch.no_grad()
 def layer_separability(stack: ReservoirStack, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor,
@@ -343,7 +343,7 @@ def layer_separability(stack: ReservoirStack, x: Tensor, y: Tensor, x_test: Tens
     moments = {}
     for i, m, h, labels in _hidden_features(stack, x, y, memory):
         moments.setdefault((i, m), Moments(h.shape[1])).add(h, labels).update()   # the features are not kept
-    readouts = {k: fit_ridge(o) for k, o in moments.items()}
+    readouts = {k: fit_ridge(features) for k, features in moments.items()}
     def count_hits(x, y):
         hits = dict.fromkeys(readouts, 0)
         for i, m, h, labels in _hidden_features(stack, x, y, memory): hits[i, m] += readouts[i, m].hits(h, labels)
@@ -430,8 +430,9 @@ def train_reservoirs(recipes: Sequence[ReservoirRun],  # One portion of `plan_re
     seeds = _check_stack(recipes)
     run = recipes[0]
     device = note_device(default_device(device))
-    *data, classes = (list(o) for o in zip(*(reservoir_data(run.replace(seed=k)) for k in seeds)))
-    data = [torch.stack(o).to(device) for o in data]
+    datasets = [reservoir_data(run.replace(seed=seed)) for seed in seeds]
+    *data, classes = zip(*datasets)
+    data = [torch.stack(tensors).to(device) for tensors in data]
     nets = [reservoir_network(r, data[0].shape[2], classes[0]) for r in recipes]
     masks = [reservoir_masks(r, net) for r, net in zip(recipes, nets)]
     stack = ReservoirStack([net.to(device) for net in nets], len(seeds), run)
@@ -444,7 +445,8 @@ def train_reservoirs(recipes: Sequence[ReservoirRun],  # One portion of `plan_re
         if epoch - 1 in freezing_epochs: trainer.freeze(_masks_after(epoch - 1, recipes, masks))
         fit = _train_epoch(trainer, run, *data[:2], order, noise)
         rows.append(_measure_epoch(stack, run, epoch, data, fit))
-    return stack, [list(o) for o in zip(*filter(None, rows))]
+    measured = [row for row in rows if row]   # of every epoch that counts, a row for each member
+    return stack, [list(of_member) for of_member in zip(*measured)]
 
 def _with_cost(found, start):
     "Add each member's share of the CPU time since `start` to its last row; exact with one thread of torch"
@@ -783,15 +785,15 @@ def freezing_table(t: pd.DataFrame,  # From `compare_frozen`, by `dataset` and `
     "Format our numbers and the paper's as text"
     paper = freezing_paper_table(sweep).set_index(['dataset', 'value'])
     rows = []
-    for o in t.to_dict('records'):
-        value = 'default' if col is None else o[col]
-        key = o['dataset'], f'{value:g}' if isinstance(value, (int, float)) else str(value)
-        row = dict(dataset=o['dataset']) if col is None else {'dataset': o['dataset'], col: value}
-        row |= {'n': o['n'],
-                'frozen': f'{o["frozen"]:.1f} ± {o["frozen_se"]:.1f}',
-                'trained': f'{o["unfrozen"]:.1f} ± {o["unfrozen_se"]:.1f}',
-                'gap [95%]': format_interval(o['gap'], o['lo'], o['hi']),
-                'p': f'{o["p"]:.2g}', 'paper': '', 'its gap': ''}
+    for result in t.to_dict('records'):
+        value = 'default' if col is None else result[col]
+        key = result['dataset'], f'{value:g}' if isinstance(value, (int, float)) else str(value)
+        row = dict(dataset=result['dataset']) if col is None else {'dataset': result['dataset'], col: value}
+        row |= {'n': result['n'],
+                'frozen': f'{result["frozen"]:.1f} ± {result["frozen_se"]:.1f}',
+                'trained': f'{result["unfrozen"]:.1f} ± {result["unfrozen_se"]:.1f}',
+                'gap [95%]': format_interval(result['gap'], result['lo'], result['hi']),
+                'p': f'{result["p"]:.2g}', 'paper': '', 'its gap': ''}
         if key in paper.index:
             theirs = paper.loc[key]
             row['paper'] = f'{theirs.frozen:.1f} / {theirs.unfrozen:.1f}'
@@ -825,9 +827,9 @@ def plot_freezing_sweep(t: pd.DataFrame,  # From `compare_frozen`
     names = not pd.api.types.is_numeric_dtype(t[x])
     if not names: t = t.sort_values(x)
     at = np.arange(len(t)) if names else t[x].to_numpy(dtype=float)
-    for f, column in ((1., 'frozen'), (0., 'unfrozen')):
+    for frozen, column in ((1., 'frozen'), (0., 'unfrozen')):
         ax.errorbar(at, t[column], t[f'{column}_se'], fmt='o' if names else 'o-', ms=4, capsize=2,
-                    color=FREEZING_COLORS[f], label=FREEZING_NAMES[f])
+                    color=FREEZING_COLORS[frozen], label=FREEZING_NAMES[frozen])
     if log: ax.set_xscale('log', base=2)
     if names: ax.set_xticks(at, t[x], rotation=30, ha='right')
     else: ax.set_xticks(at, [f'{v:g}' for v in at])
@@ -866,9 +868,10 @@ def plot_layer_separability(t: pd.DataFrame,  # From `separability_by_layer`
                            ):  # Axes
     "Plot separability by hidden layer, counted from 1: training data dashed, test data solid"
     ax = new_axes(size=_SIZE, ax=ax)
-    for (f, part), g in t.groupby(['frozen', 'part'], sort=False):
-        ax.errorbar(g.layer + 1, g['mean'], (g.hi - g.lo) / 2, ls='--' if part == 'train' else '-', marker='o', ms=3,
-                    capsize=2, color=FREEZING_COLORS[f], label=f'{FREEZING_NAMES[f]}, {part}')
+    for (frozen, part), line in t.groupby(['frozen', 'part'], sort=False):
+        style = '--' if part == 'train' else '-'
+        ax.errorbar(line.layer + 1, line['mean'], (line.hi - line.lo) / 2, ls=style, marker='o', ms=3, capsize=2,
+                    color=FREEZING_COLORS[frozen], label=f'{FREEZING_NAMES[frozen]}, {part}')
     ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title, xticks=sorted(t.layer.unique() + 1))
     ax.legend(frameon=False, fontsize='x-small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax

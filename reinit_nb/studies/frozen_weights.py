@@ -131,8 +131,8 @@ def layer_chains(model: nn.Module,  # Any network
                  x=None  # As in `wiring.wiring`
                 ) -> list[tuple[str, str, str]]:  # Layer, normalization, next layer
     "Return the chains in which a layer has one normalization and one reader"
-    return [(o.layer, o.norm, o.next) for o in layer_readers(model, x).itertuples()
-            if _is_single(o.norm) and _is_single(o.next) and not o.joins]
+    return [(row.layer, row.norm, row.next) for row in layer_readers(model, x).itertuples()
+            if _is_single(row.norm) and _is_single(row.next) and not row.joins]
 
 @torch.no_grad()
 def treat_filters(model: nn.Module,  # Changed in place
@@ -374,8 +374,9 @@ def plot_freezing_law(df: pd.DataFrame,  # From `label_freezing` of results of `
     decays = np.geomspace(df.wd[df.wd > 0].min(), 2 * df.wd.max(), 400)
     ax.plot(decays, freezing_epoch(how, steps, decays), 'k-', lw=1, label='exposure = log 100')
     for (arch, points), color, shift in zip(freezing_points(df).groupby('model'), ('C0', 'C1'), (.97, 1.03)):
-        for o in points.itertuples():   # from the last count without a frozen filter to the first one with
-            ax.plot([o.wd * shift] * 2, [o.before, o.epoch], color=color, lw=2.5, alpha=.6, solid_capstyle='butt')
+        for point in points.itertuples():   # from the last count without a frozen filter to the first one with
+            span = [point.before, point.epoch]
+            ax.plot([point.wd * shift] * 2, span, color=color, lw=2.5, alpha=.6, solid_capstyle='butt')
         ax.plot([], [], color=color, lw=2.5, label=f'first frozen filter, {arch}')
     never = sorted(set(df.wd[df.wd > 0]) - set(freezing_points(df).wd))
     ax.plot(never, [epochs] * len(never), 'v', c='gray', ms=5, label='none until the end')

@@ -69,8 +69,8 @@ class CNNRun(Run):
         super().check()
         check_number('low', self.low, 0, 1, lo_open=True)
         check_number('repeats', self.repeats, 1, integer=True)
-        for o in self.ranks: check_number('ranks', o, 1, integer=True)
-        for o in (*self.sigmas, *self.shares): check_number('sigmas', o, 0, lo_open=True)
+        for value in self.ranks: check_number('ranks', value, 1, integer=True)
+        for value in (*self.sigmas, *self.shares): check_number('sigmas', value, 0, lo_open=True)
 
     def rows(self, stage):
         return [stage.measured | measure_cnn(stage.learn, self) | steps_per_round(stage.learn)]
@@ -155,8 +155,8 @@ def _combinations(scale):
     "Return the combinations of hyperparameters that are run, as indices"
     every = list(product((0, 1), repeat=len(_HYPERPARAMETERS)))
     if scale == 'paper': return every
-    balanced = [o for o in every if o[3] == o[0] ^ o[1] and o[4] == o[0] ^ o[2]]
-    return [o for o in balanced if not o[0]] if scale == 'smoke' else balanced
+    balanced = [levels for levels in every if levels[3] == levels[0] ^ levels[1] and levels[4] == levels[0] ^ levels[2]]
+    return [levels for levels in balanced if not levels[0]] if scale == 'smoke' else balanced
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #c0a00002
 class ConvergedNetwork(NamedTuple):
@@ -598,14 +598,14 @@ def arm_gains(*tables: pd.DataFrame,  # Complete cells, from one list or several
     df = df[df.fits]
     rows = []
     for arm in df.arm.unique():
-        if arm == 'BL' or arm in (o.name for o in _EARLY): continue
+        if arm == 'BL' or arm in (early.name for early in _EARLY): continue
         pairs = paired_differences(df, value, arm, 'BL', 'arm', [*_SETTING, 'seed'], complete=False)
         if not len(pairs): continue
         by_seed = factor * pairs.groupby('seed').difference.mean()
         wins, _, losses = count_signs(by_seed)
-        o = mean_interval(by_seed)
-        row = dict(arm=arm, cells=pairs.groupby(_SETTING).ngroups, seeds=o['n'], gain=o['mean'], lo=o['lo'], hi=o['hi'],
-                   wins=wins, losses=losses)
+        gain = mean_interval(by_seed)
+        row = dict(arm=arm, cells=pairs.groupby(_SETTING).ngroups, seeds=gain['n'], gain=gain['mean'], lo=gain['lo'],
+                   hi=gain['hi'], wins=wins, losses=losses)
         paper = paper_table2_gains(arm) if arm in PAPER_METHODS and value == 'test_acc' else None
         rows.append(row | dict(paper=math.nan if paper is None else paper[~paper.augment].gain.mean()))
     columns = ['arm', 'cells', 'seeds', 'gain', 'lo', 'hi', 'wins', 'losses', 'paper']
@@ -679,9 +679,9 @@ def plot_round_lengths(df: pd.DataFrame  # Complete cells of `converged_early`
         for m in ('BL', 'LW'):
             values = {k: 100 * df[(df.dataset == dataset) & (df.arm == m + name)].test_acc
                       for k, name in ROUND_SHARES.items()}
-            o = pd.DataFrame({k: mean_interval(v) for k, v in values.items() if len(v)}).T
-            ax.errorbar(o.index, o['mean'], [o['mean'] - o.lo, o.hi - o['mean']], fmt='o-', capsize=3,
-                        **_line_style(m))
+            means = pd.DataFrame({k: mean_interval(v) for k, v in values.items() if len(v)}).T
+            error = [means['mean'] - means.lo, means.hi - means['mean']]
+            ax.errorbar(means.index, means['mean'], error, fmt='o-', capsize=3, **_line_style(m))
         ax.set(title=dataset_label(dataset), xscale='log', xlabel='share of the steps to convergence')
         ax.set_xticks(list(ROUND_SHARES), [f'{k:g}' for k in ROUND_SHARES], minor=False)
         ax.minorticks_off()

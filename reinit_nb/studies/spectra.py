@@ -645,10 +645,10 @@ def screen_table(df: pd.DataFrame  # Results of `screen_runs`
     return t.assign(ratio=ratio, harder=both & (ratio >= 2))
 
 # %% ../../nbs/66_studies.spectra.ipynb #1decf1df
-def _numbers(v):
+def _numbers(text):
     "Read a tuple of numbers, which is text in a results file"
-    if not isinstance(v, str): return list(v)
-    return [float(o) for o in v.strip('()[]').split(',') if o.strip()]
+    if not isinstance(text, str): return list(text)
+    return [float(number) for number in text.strip('()[]').split(',') if number.strip()]
 
 def label_waves(df: pd.DataFrame  # Results of coordinate networks
                ) -> pd.DataFrame:  # With act, depth, a, kind (network and start), left (loss over the signal's power)
@@ -658,7 +658,8 @@ def label_waves(df: pd.DataFrame  # Results of coordinate networks
     small = np.where(np.isclose(d.sigma, .03), ' low', d.sigma.map(' {:.2g}'.format))
     weights = np.where(d['net.init'] == 'normal', small, np.where(d['net.init'] == 'he', ' he', ''))
     start = np.where(d.start == 'random', '', ', ' + d.start)
-    power = np.array([sum(h * h for h in _numbers(o)) / 2 for o in d['signal.heights']]) + d['signal.offset']**2
+    power_of_waves = d['signal.heights'].map(lambda heights: sum(h * h for h in _numbers(heights)) / 2)
+    power = power_of_waves.astype(float) + d['signal.offset']**2
     return d.assign(kind=d.act + weights + start, left=d.loss / power)
 
 def frequency_steps(df: pd.DataFrame  # Results of `sequence_runs`
@@ -750,11 +751,12 @@ def recorded_curves(df: pd.DataFrame  # Results with `curve`
                    ) -> pd.DataFrame:  # kind, depth, seed, x, target, before, after
     "Return recorded functions in the long form"
     tables = []
-    for o in label_waves(_recorded(df, 'after')).to_dict('records'):
-        before, after = (np.array(o[k].split(), dtype=float) for k in ('before', 'after'))
-        x = o['lo'] + (o['hi'] - o['lo']) * np.arange(len(after)) / len(after)
-        signal = Signal(tuple(_numbers(o['signal.freqs'])), tuple(_numbers(o['signal.heights'])), o['signal.offset'])
-        tables.append(pd.DataFrame(dict(kind=o['kind'], depth=o['depth'], seed=o['seed'], x=x,
+    for run in label_waves(_recorded(df, 'after')).to_dict('records'):
+        before, after = (np.array(run[k].split(), dtype=float) for k in ('before', 'after'))
+        x = run['lo'] + (run['hi'] - run['lo']) * np.arange(len(after)) / len(after)
+        freqs, heights = (tuple(_numbers(run[f'signal.{k}'])) for k in ('freqs', 'heights'))
+        signal = Signal(freqs, heights, run['signal.offset'])
+        tables.append(pd.DataFrame(dict(kind=run['kind'], depth=run['depth'], seed=run['seed'], x=x,
                                         target=signal(torch.tensor(x)), before=before, after=after)))
     if not tables: raise ReinitError('df has no recorded curves: take runs with curve=True')
     return pd.concat(tables, ignore_index=True)
@@ -810,12 +812,12 @@ def gradient_densities(df: pd.DataFrame,  # Results of `image_runs`
                       ) -> pd.DataFrame:  # model, labels, seed, gradient, density
     "Return histograms of the gradients at the pixels, from the recorded quantiles"
     tables = []
-    for o in df.to_dict('records'):
-        q = np.array(o[f'quantiles{when}'].split(), dtype=float)
-        width = np.diff(q)
+    for result in df.to_dict('records'):
+        quantiles = np.array(result[f'quantiles{when}'].split(), dtype=float)
+        width = np.diff(quantiles)
         keep = width > 0
-        middle, share = ((q[1:] + q[:-1]) / 2)[keep], np.diff(QUANTILE_LEVELS)[keep]
-        run = {k: o[k] for k in ('model', 'labels', 'seed')}
+        middle, share = ((quantiles[1:] + quantiles[:-1]) / 2)[keep], np.diff(QUANTILE_LEVELS)[keep]
+        run = {k: result[k] for k in ('model', 'labels', 'seed')}
         tables.append(pd.DataFrame(run | dict(gradient=middle, density=share / width[keep])))
     return pd.concat(tables, ignore_index=True)
 
@@ -906,9 +908,9 @@ def plot_flatness_map(t: pd.DataFrame  # From `flatness_map`
         image = ax.imshow(grid, cmap=pale, vmin=-limit, vmax=limit, aspect='auto')
         for (i, a), (j, c) in product(enumerate(widths), enumerate(columns)):
             if (a, *c) not in d.index: continue
-            o = d.loc[(a, *c)]
-            mark = '●' if o.lo > 0 or o.hi < 0 else ''
-            ax.text(j, i, f'{o["mean"]:+.2g} {mark}', ha='center', va='center', fontsize='x-small')
+            gap = d.loc[(a, *c)]
+            mark = '●' if gap.lo > 0 or gap.hi < 0 else ''
+            ax.text(j, i, f'{gap["mean"]:+.2g} {mark}', ha='center', va='center', fontsize='x-small')
         ax.set_xticks(range(len(columns)), [f'{kind}\n{lr:g}' for kind, lr in columns], fontsize='small')
         ax.set_yticks(range(len(widths)), [f'{a:g}' for a in widths])
         ax.set_title(_FLATNESS_NAMES[value], fontsize='medium')
@@ -921,11 +923,11 @@ def recorded_eigenvalues(df: pd.DataFrame  # Results with `density`
                         ) -> pd.DataFrame:  # recipe, eigenvalue, weight, larger (share that is not smaller); descending
     "Return recorded spectra of the Hessian in the long form"
     tables = []
-    for o in _recorded(df, 'nodes').to_dict('records'):
-        eigenvalue, weight = (np.array(str(o[k]).split(), dtype=float) for k in ('nodes', 'weights'))
-        i = np.argsort(-eigenvalue)
-        tables.append(pd.DataFrame(dict(recipe=o['recipe'], eigenvalue=eigenvalue[i], weight=weight[i],
-                                        larger=np.cumsum(weight[i]))))
+    for run in _recorded(df, 'nodes').to_dict('records'):
+        eigenvalue, weight = (np.array(str(run[k]).split(), dtype=float) for k in ('nodes', 'weights'))
+        order = np.argsort(-eigenvalue)
+        tables.append(pd.DataFrame(dict(recipe=run['recipe'], eigenvalue=eigenvalue[order], weight=weight[order],
+                                        larger=np.cumsum(weight[order]))))
     if not tables: raise ReinitError('df has no recorded spectra of the Hessian: take runs with density')
     return pd.concat(tables, ignore_index=True)
 
