@@ -245,7 +245,7 @@ def test_smoke_runs_end_to_end(smoke, tmp_path):
     assert (whole.groupby('seed').steps.nunique() == 1).all()
     assert {'train_acc_1', 'train_acc_4', 'steps_4', 'relative_noise_0.25', 'noise_0.1', 'margin'} <= set(df)
     save_results(df, tmp_path / 'reinit_cnn_converged_smoke.csv')
-    read = cnn.load_converged(tmp_path, 'smoke')
+    read = cnn.check_equal_steps(cnn.STUDY.load(tmp_path, 'smoke').file('reinit_cnn_converged'))
     assert list(read.recipe) == list(df.recipe)
     assert read.test_acc.tolist() == pytest.approx(df.test_acc.tolist(), abs=1e-5)
     results = cnn.STUDY.load(tmp_path, 'smoke')
@@ -362,7 +362,7 @@ def test_gains_in_two_precisions():
 # ---------------------------------------------------------------- what is published
 
 def test_published_converged_runs_are_planned_and_have_equal_steps():
-    df = cnn.load_converged(RESULTS)   # which refuses unequal steps
+    df = cnn.check_equal_steps(cnn.STUDY.load(RESULTS).file('reinit_cnn_converged'))
     planned = {(c.run.hash, a) for cs in cnn.converged_lists('laptop').values() for c in cs
                for a in ('LW', *(arm.name for arm in c.arms))}
     assert set(zip(df.lead, df.arm)) <= planned and not df.duplicated(['lead', 'arm']).any()

@@ -9,11 +9,10 @@ __all__ = ['PAPER_DATASETS', 'CONVERGED_NETWORKS', 'CONVERGED_DATASETS', 'ARMS',
            'converged_runs', 'converged_methods', 'converged_parts', 'converged_early', 'converged_settings',
            'tuning_runs', 'tuned_rates', 'condition_runs', 'converged_lists', 'precision_runs', 'precision_gains',
            'run_comparisons', 'comparison_results', 'check_equal_steps', 'label_comparisons', 'converged_progress',
-           'complete_cells', 'run_converged', 'load_converged', 'reinit_cnn_cost', 'label_cnn', 'setting_gains',
-           'paper_table2_gains', 'arm_gains', 'cnn_table2', 'count_signs', 'converged_gains', 'plot_converged_gains',
-           'plot_round_lengths', 'numbered_columns', 'plot_cnn_margins', 'plot_cnn_noise', 'weight_size_ratios',
-           'plot_weight_sizes', 'plot_lw_against_bl', 'round_steps_table', 'plot_round_steps', 'shortest_round',
-           'converged_cost']
+           'complete_cells', 'run_converged', 'reinit_cnn_cost', 'label_cnn', 'setting_gains', 'paper_table2_gains',
+           'arm_gains', 'cnn_table2', 'count_signs', 'converged_gains', 'plot_converged_gains', 'plot_round_lengths',
+           'numbered_columns', 'plot_cnn_margins', 'plot_cnn_noise', 'weight_size_ratios', 'plot_weight_sizes',
+           'plot_lw_against_bl', 'round_steps_table', 'plot_round_steps', 'shortest_round', 'converged_cost']
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #3787b04d
 import math
@@ -499,12 +498,6 @@ def run_converged(scale: str | None = None,  # As in `core.scale`
     store = Store() if store is None else store
     run_comparisons(comparisons, store, **kw)
     return comparison_results(comparisons, store)
-
-def load_converged(path=None,  # Folder of results; default: that of the repository
-                   scale: str = 'laptop'  # Of the results
-                  ) -> pd.DataFrame:  # As from `comparison_results`
-    "Read the converged runs that are published"
-    return check_equal_steps(STUDY.load(path, scale).file('reinit_cnn_converged'))
 
 def _converged_leads(scale=None, seeds=None):
     "Return the runs of LW; the arms follow from their steps"
