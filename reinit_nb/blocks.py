@@ -212,10 +212,6 @@ class Blocks:
         "Return the named parameters of block `k`"
         return self._params_of([self[k]])
 
-    def all_params(self) -> dict[str, nn.Parameter]:
-        "Return all named parameters, block by block"
-        return self._params_of(self.parts)
-
     def upto(self, k: int) -> dict[str, nn.Parameter]:
         "Return the named parameters of the blocks 1 to `k`"
         return self._params_of(self.parts[:check_number('k', k, 0, len(self), integer=True)])

@@ -343,13 +343,13 @@ class Recipe:
         return super().__new__(cls)
 
     def __post_init__(self):
-        for f in fields(self):
-            value = getattr(self, f.name)
-            kind = _field_types(type(self))[f.name]
-            try: object.__setattr__(self, f.name, _convert(value, kind))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kind = _field_types(type(self))[field.name]
+            try: object.__setattr__(self, field.name, _convert(value, kind))
             except TypeError:
                 plain = isinstance(kind, type) and not typing.get_args(kind)
-                raise ReinitError(f'{type(self).__name__}: {f.name}={value!r} ({type(value).__name__}) '
+                raise ReinitError(f'{type(self).__name__}: {field.name}={value!r} ({type(value).__name__}) '
                                   f'should be {kind.__name__ if plain else kind}') from None
         self.check()
 
@@ -357,20 +357,20 @@ class Recipe:
 
     @classmethod
     def _check_names(cls, names):
-        known = [f.name for f in fields(cls)]
+        known = [field.name for field in fields(cls)]
         for name in names:
             if name not in known: raise ReinitError(unknown_message(f'{cls.__name__} field', name, known))
 
     def replace(self, **changes) -> 'Recipe':
         "Return the same recipe with some fields changed"
         self._check_names(changes)
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return type(self)(**values | changes)
 
     def to_dict(self) -> dict:  # Ready for JSON
         "Return class name, version and fields"
-        values = {f.name: _to_json(getattr(self, f.name)) for f in fields(self)
-                  if f.name not in self.later or getattr(self, f.name) != f.default}
+        values = {field.name: _to_json(getattr(self, field.name)) for field in fields(self)
+                  if field.name not in self.later or getattr(self, field.name) != field.default}
         return {'class': type(self).__name__, 'version': self.version, 'fields': values}
 
     @property
@@ -412,7 +412,9 @@ def flatten_recipe(recipe: Recipe,
                    prefix: str = ''  # Put before every name
                   ) -> dict:  # Plain values by dotted name
     "Return all fields of `recipe`, those of recipes within it as `outer.inner`"
-    return {k: v for f in fields(recipe) for k, v in _flatten_value(getattr(recipe, f.name), prefix + f.name).items()}
+    values = {}
+    for field in fields(recipe): values |= _flatten_value(getattr(recipe, field.name), prefix + field.name)
+    return values
 
 # %% ../nbs/00_core.ipynb #a0036614
 def diff_recipes(a: Recipe, b: Recipe) -> pd.DataFrame:  # Columns field, a, b; one row per difference
@@ -431,10 +433,10 @@ def sync_folder(path):
 
 def write_synced(path, data: bytes):
     "Write `data` to the file `path`, and wait until it is on the disk"
-    with open(path, 'wb') as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
+    with open(path, 'wb') as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 # %% ../nbs/00_core.ipynb #779fc491
 def atomic_write(path,  # File to write; its folder is made if needed

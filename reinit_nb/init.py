@@ -80,9 +80,9 @@ RESET_RULES = {}   # class, or its dotted name → rule
 def reset_rule(*classes  # Classes, or dotted names of classes that are not imported yet
               ):  # Decorator
     "Register `f(module)`, which gives the module's own parameters and buffers their initial values in place"
-    def register(f):
-        RESET_RULES.update(dict.fromkeys(classes, f))
-        return f
+    def register(rule):
+        RESET_RULES.update(dict.fromkeys(classes, rule))
+        return rule
     return register
 
 # %% ../nbs/04_init.ipynb #dd24699e

@@ -67,22 +67,22 @@ PAPER_OPTIONS = {
 def _read_options(name, given):
     "Return the options of network `name`: what is given, else its paper's"
     paper = PAPER_OPTIONS[name]
-    o = NetOptions(**{'norm': paper['norm'], 'init': paper['init'], **given})
-    if o.size < paper['smallest']:
-        raise ReinitError(f'size={o.size} is too small for the strides of {name}: '
+    options = NetOptions(**{'norm': paper['norm'], 'init': paper['init'], **given})
+    if options.size < paper['smallest']:
+        raise ReinitError(f'size={options.size} is too small for the strides of {name}: '
                           f'{paper["smallest"]} pixels are the least')
-    return o
+    return options
 
 # %% ../nbs/10_models.ipynb #d8e8ec26
-def _takes_options(f):
-    "Show the options in the signature and the documentation of the network `f`, with the defaults of its paper"
-    f = delegates(NetOptions)(f)
-    f.__delwrap__ = NetOptions     # the class has comments to show; its generated `__init__` has no source
-    signature = inspect.signature(f)
-    paper = PAPER_OPTIONS[f.__name__]
+def _takes_options(make_network):
+    "Show the options in the signature and the documentation of a network, with the defaults of its paper"
+    make_network = delegates(NetOptions)(make_network)
+    make_network.__delwrap__ = NetOptions     # the class has comments to show; its generated `__init__` has no source
+    signature = inspect.signature(make_network)
+    paper = PAPER_OPTIONS[make_network.__name__]
     parameters = [p.replace(default=paper.get(name, p.default)) for name, p in signature.parameters.items()]
-    f.__signature__ = signature.replace(parameters=parameters)
-    return f
+    make_network.__signature__ = signature.replace(parameters=parameters)
+    return make_network
 
 # %% ../nbs/10_models.ipynb #a07972ea
 @torch.no_grad()
@@ -101,7 +101,7 @@ def init_weights(net: nn.Module,  # Of convolutions, dense layers and normalizat
 # %% ../nbs/10_models.ipynb #c1116ad7
 def assemble_network(blocks: Sequence[nn.Module],  # Built on the meta device
                      head: nn.Module,  # The same
-                     o: NetOptions,  # For initializer and seed
+                     options: NetOptions,  # For initializer and seed
                      streams: Streams | None = None  # Draw from these instead of the seed
                     ) -> nn.Sequential:  # `block1` … `blockK`, `head`
     "Put blocks and head together, with initial weights"
@@ -109,7 +109,7 @@ def assemble_network(blocks: Sequence[nn.Module],  # Built on the meta device
     net.add_module('head', head)
     device = torch.get_default_device()
     if device.type == 'meta': return net          # asked for a network without weights
-    return init_weights(net.to_empty(device=device), o.init, streams or Streams(o.seed))
+    return init_weights(net.to_empty(device=device), options.init, streams or Streams(options.seed))
 
 # %% ../nbs/10_models.ipynb #448cb907
 def named_sequence(**parts  # Modules by name; those that are `None` are left out
@@ -127,9 +127,9 @@ def norm_layer(norm: str,  # `layer`, `batch` or `none`
     return nn.BatchNorm2d(c) if dims else nn.BatchNorm1d(c)
 
 # %% ../nbs/10_models.ipynb #07227352
-def _dropout(o): return nn.Dropout(o.dropout) if o.dropout else None
+def _dropout(options): return nn.Dropout(options.dropout) if options.dropout else None
 
-def conv_block(o: NetOptions,  # For the normalization
+def conv_block(options: NetOptions,  # For the normalization
                ci: int,  # Channels in
                co: int,  # Channels out
                kernel: int = 3,  # Height and width
@@ -143,18 +143,18 @@ def conv_block(o: NetOptions,  # For the normalization
               ) -> nn.Sequential:  # `conv`, `norm`, `relu`, `pool`, `dropout`
     "Make a convolution with normalization and ReLU"
     if pad is None: pad = kernel // 2
-    if bias is None: bias = o.norm == 'none'
+    if bias is None: bias = options.norm == 'none'
     return named_sequence(conv=nn.Conv2d(ci, co, kernel, stride, pad, groups=groups, bias=bias),
-                          norm=norm_layer(o.norm, co), relu=nn.ReLU() if relu else None,
-                          pool=nn.MaxPool2d(2) if pool else None, dropout=_dropout(o) if drop else None)
+                          norm=norm_layer(options.norm, co), relu=nn.ReLU() if relu else None,
+                          pool=nn.MaxPool2d(2) if pool else None, dropout=_dropout(options) if drop else None)
 
 # %% ../nbs/10_models.ipynb #ace09e09
-def pooled_head(o: NetOptions,  # For dropout and the number of classes
+def pooled_head(options: NetOptions,  # For dropout and the number of classes
                 c: int  # Channels of the last block
                ) -> nn.Sequential:
     "Make a head that averages over the image and classifies"
-    return named_sequence(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dropout=_dropout(o),
-                          classifier=nn.Linear(c, o.n_out))
+    return named_sequence(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dropout=_dropout(options),
+                          classifier=nn.Linear(c, options.n_out))
 
 # %% ../nbs/10_models.ipynb #7c7fe6f6
 def _dry_run(model, shape, after):
@@ -228,18 +228,18 @@ def block_table(model: nn.Sequential,  # One of ours
 def scnn(*, streams: Streams | None = None,  # Draw from these instead of `seed`
          **kwargs) -> nn.Sequential:  # `block1` … `block4`, `head`
     "Make the simple CNN of Appendix C"
-    o = _read_options('scnn', kwargs)
-    ci = o.c_in
+    options = _read_options('scnn', kwargs)
+    ci = options.c_in
     blocks = []
-    hidden = o.ch(512)
+    hidden = options.ch(512)
     with torch.device('meta'):
         for c, pool in ((32, False), (32, True), (64, False), (64, True)):
-            blocks.append(conv_block(o, ci, o.ch(c), bias=True, pool=pool))
-            ci = o.ch(c)
-        head = named_sequence(flatten=nn.Flatten(), dense=nn.Linear(ci * (o.size // 4)**2, hidden),
-                              norm=norm_layer(o.norm, hidden, 0), relu=nn.ReLU(), dropout=_dropout(o),
-                              classifier=nn.Linear(hidden, o.n_out))
-    return assemble_network(blocks, head, o, streams)
+            blocks.append(conv_block(options, ci, options.ch(c), bias=True, pool=pool))
+            ci = options.ch(c)
+        head = named_sequence(flatten=nn.Flatten(), dense=nn.Linear(ci * (options.size // 4)**2, hidden),
+                              norm=norm_layer(options.norm, hidden, 0), relu=nn.ReLU(), dropout=_dropout(options),
+                              classifier=nn.Linear(hidden, options.n_out))
+    return assemble_network(blocks, head, options, streams)
 
 # %% ../nbs/10_models.ipynb #2c2a3602
 VGGS = dict(vgg11=(1, 1, 2, 2, 2), vgg16=(2, 2, 3, 3, 3))   # convolutions before each pooling
@@ -249,48 +249,49 @@ _VGG_CHANNELS = (64, 128, 256, 512, 512)
 def vgg16(*, streams: Streams | None = None,  # Draw from these instead of `seed`
           **kwargs) -> nn.Sequential:  # `block1` … `block13`, `head`
     "Make VGG16"
-    o = _read_options('vgg16', kwargs)
-    ci = o.c_in
+    options = _read_options('vgg16', kwargs)
+    ci = options.c_in
     blocks = []
-    hidden = o.ch(4096)
+    hidden = options.ch(4096)
     with torch.device('meta'):
         for c, n in zip(_VGG_CHANNELS, VGGS['vgg16']):
             for i in range(n):
-                blocks.append(conv_block(o, ci, o.ch(c), bias=True, pool=i == n - 1))
-                ci = o.ch(c)
-        head = named_sequence(flatten=nn.Flatten(), dense1=nn.Linear(ci * (o.size // 32)**2, hidden), relu1=nn.ReLU(),
-                              dropout1=_dropout(o), dense2=nn.Linear(hidden, hidden), relu2=nn.ReLU(),
-                              dropout2=_dropout(o), classifier=nn.Linear(hidden, o.n_out))
-    return assemble_network(blocks, head, o, streams)
+                blocks.append(conv_block(options, ci, options.ch(c), bias=True, pool=i == n - 1))
+                ci = options.ch(c)
+        head = named_sequence(flatten=nn.Flatten(), dense1=nn.Linear(ci * (options.size // 32)**2, hidden),
+                              relu1=nn.ReLU(), dropout1=_dropout(options), dense2=nn.Linear(hidden, hidden),
+                              relu2=nn.ReLU(), dropout2=_dropout(options),
+                              classifier=nn.Linear(hidden, options.n_out))
+    return assemble_network(blocks, head, options, streams)
 
 # %% ../nbs/10_models.ipynb #5fc884e0
 def vgg(name: str = 'vgg11',  # One of `VGGS`
         **kwargs  # As in `NetOptions`
        ) -> nn.Sequential:  # `block1` … , `head`
     "Make a VGG with one dense layer; poolings that would leave less than a pixel are left out"
-    o = NetOptions(**{'norm': 'batch', **kwargs})
-    ci = o.c_in
+    options = NetOptions(**{'norm': 'batch', **kwargs})
+    ci = options.c_in
     blocks = []
-    size = o.size
+    size = options.size
     with torch.device('meta'):
         for c, n in zip(_VGG_CHANNELS, VGGS[check_choice('name', name, VGGS)]):
             pool = size > 1
             for i in range(n):
-                blocks.append(conv_block(o, ci, o.ch(c), pool=pool and i == n - 1))
-                ci = o.ch(c)
+                blocks.append(conv_block(options, ci, options.ch(c), pool=pool and i == n - 1))
+                ci = options.ch(c)
             if pool: size //= 2
-        head = pooled_head(o, ci)
-    return assemble_network(blocks, head, o)
+        head = pooled_head(options, ci)
+    return assemble_network(blocks, head, options)
 
 # %% ../nbs/10_models.ipynb #db34ed81
-def separable_conv(o: NetOptions,  # For the normalization
+def separable_conv(options: NetOptions,  # For the normalization
                    ci: int,  # Channels in
                    co: int,  # Channels out
                    stride: int = 1  # Of the depthwise convolution
                   ) -> nn.Sequential:
     "Make a depthwise separable convolution"
-    return named_sequence(depthwise=conv_block(o, ci, ci, stride=stride, groups=ci),
-                          pointwise=conv_block(o, ci, co, 1))
+    return named_sequence(depthwise=conv_block(options, ci, ci, stride=stride, groups=ci),
+                          pointwise=conv_block(options, ci, co, 1))
 
 # %% ../nbs/10_models.ipynb #2c2a3603
 @_takes_options
@@ -298,19 +299,19 @@ def mobilenet(*, shallow: bool = True,  # Without the five equal layers in the m
               streams: Streams | None = None,  # Draw from these instead of `seed`
               **kwargs) -> nn.Sequential:  # `block1` … `block7`, `head`
     "Make MobileNet v1"
-    o = _read_options('mobilenet', kwargs)
-    ci = o.ch(32)
+    options = _read_options('mobilenet', kwargs)
+    ci = options.ch(32)
     layers = []
     middle = [] if shallow else [(512, 1)] * 5
     with torch.device('meta'):
-        stem = conv_block(o, o.c_in, ci, stride=1 if o.size <= 64 else 2)
+        stem = conv_block(options, options.c_in, ci, stride=1 if options.size <= 64 else 2)
         for c, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *middle, (1024, 2), (1024, 1)):
-            layers.append(separable_conv(o, ci, o.ch(c), stride))
-            ci = o.ch(c)
+            layers.append(separable_conv(options, ci, options.ch(c), stride))
+            ci = options.ch(c)
         first = named_sequence(stem=stem, separable=layers[0])
         last = named_sequence(separable1=layers[-2], separable2=layers[-1])
-        head = pooled_head(o, ci)
-    return assemble_network([first, *layers[1:-2], last], head, o, streams)
+        head = pooled_head(options, ci)
+    return assemble_network([first, *layers[1:-2], last], head, options, streams)
 
 # %% ../nbs/10_models.ipynb #741509b0
 class Residual(nn.Module):
@@ -326,7 +327,7 @@ class Residual(nn.Module):
         return self.relu(self.body(x) + shortcut)
 
 # %% ../nbs/10_models.ipynb #3ea35958
-def residual_block(o: NetOptions,  # For the normalization
+def residual_block(options: NetOptions,  # For the normalization
                    ci: int,  # Channels in
                    c: int,  # Channels inside
                    stride: int = 1,  # Of the (first) 3×3 convolution
@@ -335,31 +336,32 @@ def residual_block(o: NetOptions,  # For the normalization
     "Make a block of ResNet18 or ResNet50"
     co = expand * c
     if expand == 1:
-        body = named_sequence(conv1=conv_block(o, ci, c, stride=stride), conv2=conv_block(o, c, co, relu=False))
+        body = named_sequence(conv1=conv_block(options, ci, c, stride=stride),
+                              conv2=conv_block(options, c, co, relu=False))
     else:
-        body = named_sequence(conv1=conv_block(o, ci, c, 1), conv2=conv_block(o, c, c, stride=stride),
-                              conv3=conv_block(o, c, co, 1, relu=False))
+        body = named_sequence(conv1=conv_block(options, ci, c, 1), conv2=conv_block(options, c, c, stride=stride),
+                              conv3=conv_block(options, c, co, 1, relu=False))
     same_shape = ci == co and stride == 1
-    return Residual(body, None if same_shape else conv_block(o, ci, co, 1, stride, relu=False))
+    return Residual(body, None if same_shape else conv_block(options, ci, co, 1, stride, relu=False))
 
 # %% ../nbs/10_models.ipynb #36dba69b
 def _resnet(name, depths, expand, streams, kwargs):
     "Make the ResNet with `depths[i]` blocks in stage `i`"
-    o = _read_options(name, kwargs)
-    ci = o.ch(64)
+    options = _read_options(name, kwargs)
+    ci = options.ch(64)
     blocks = []
     with torch.device('meta'):
-        stem = conv_block(o, o.c_in, ci)
-        if o.size > 64: stem = named_sequence(conv=conv_block(o, o.c_in, ci, 7, 2), pool=nn.MaxPool2d(3, 2, 1))
+        if options.size <= 64: stem = conv_block(options, options.c_in, ci)
+        else: stem = named_sequence(conv=conv_block(options, options.c_in, ci, 7, 2), pool=nn.MaxPool2d(3, 2, 1))
         for stage, n in enumerate(depths):
-            c = o.ch(64 * 2**stage)
+            c = options.ch(64 * 2**stage)
             for i in range(n):
                 stride = 2 if stage > 0 and i == 0 else 1
-                blocks.append(residual_block(o, ci, c, stride, expand))
+                blocks.append(residual_block(options, ci, c, stride, expand))
                 ci = expand * c
         blocks[0] = named_sequence(stem=stem, residual=blocks[0])
-        head = pooled_head(o, ci)
-    return assemble_network(blocks, head, o, streams)
+        head = pooled_head(options, ci)
+    return assemble_network(blocks, head, options, streams)
 
 # %% ../nbs/10_models.ipynb #2c2a3604
 @_takes_options
@@ -382,15 +384,16 @@ _ALLCNN_LAYERS = ((96, 3, 1, 1), (96, 3, 1, 1), (96, 3, 2, 1), (192, 3, 1, 1), (
 def allcnn(*, streams: Streams | None = None,  # Draw from these instead of `seed`
            **kwargs) -> nn.Sequential:  # `block1` … `block8`, `head`
     "Make All-CNN-C"
-    o = _read_options('allcnn', kwargs)
-    ci = o.c_in
+    options = _read_options('allcnn', kwargs)
+    ci = options.c_in
     blocks = []
     with torch.device('meta'):
         for c, kernel, stride, pad in _ALLCNN_LAYERS:
-            blocks.append(conv_block(o, ci, o.ch(c), kernel, stride, pad, bias=True, drop=stride == 2))
-            ci = o.ch(c)
-        head = named_sequence(classifier=nn.Conv2d(ci, o.n_out, 1), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
-    return assemble_network(blocks, head, o, streams)
+            blocks.append(conv_block(options, ci, options.ch(c), kernel, stride, pad, bias=True, drop=stride == 2))
+            ci = options.ch(c)
+        head = named_sequence(classifier=nn.Conv2d(ci, options.n_out, 1), pool=nn.AdaptiveAvgPool2d(1),
+                              flatten=nn.Flatten())
+    return assemble_network(blocks, head, options, streams)
 
 # %% ../nbs/10_models.ipynb #96d742e6
 class Added(nn.Module):
@@ -407,22 +410,22 @@ def convmixer(depth: int = 4,  # Blocks after the first
               **kwargs  # As in `NetOptions`
              ) -> nn.Sequential:  # `block1` … , `head`
     "Make a ConvMixer with ReLU"
-    o = NetOptions(**{'norm': 'batch', **kwargs})
-    c = o.ch(256)
+    options = NetOptions(**{'norm': 'batch', **kwargs})
+    c = options.ch(256)
     with torch.device('meta'):
-        blocks = [conv_block(o, o.c_in, c, patch, patch, 0)]
+        blocks = [conv_block(options, options.c_in, c, patch, patch, 0)]
         for _ in range(depth):
-            spatial = Added(conv_block(o, c, c, kernel, groups=c))
-            blocks.append(named_sequence(spatial=spatial, pointwise=conv_block(o, c, c, 1)))
-        head = pooled_head(o, c)
-    return assemble_network(blocks, head, o)
+            spatial = Added(conv_block(options, c, c, kernel, groups=c))
+            blocks.append(named_sequence(spatial=spatial, pointwise=conv_block(options, c, c, 1)))
+        head = pooled_head(options, c)
+    return assemble_network(blocks, head, options)
 
 # %% ../nbs/10_models.ipynb #d496f44b
-def _hidden_layer(o, n_in, n_out, reservoir, first):
+def _hidden_layer(options, n_in, n_out, reservoir, first):
     "Make a dense layer with normalization, ReLU and dropout"
     dense = {'reservoir' if reservoir else 'dense': nn.Linear(n_in, n_out)}
-    return named_sequence(flatten=nn.Flatten() if first else None, **dense, norm=norm_layer(o.norm, n_out, 0),
-                          relu=nn.ReLU(), dropout=_dropout(o))
+    return named_sequence(flatten=nn.Flatten() if first else None, **dense, norm=norm_layer(options.norm, n_out, 0),
+                          relu=nn.ReLU(), dropout=_dropout(options))
 
 class Skip(nn.Sequential):
     "Adds its input to its output"
@@ -456,17 +459,17 @@ def mlp(n_in: int | None = None,  # Inputs; default: `c_in`·`size`²
         streams: Streams | None = None,  # Draw from these instead of `seed`
         **kwargs) -> nn.Sequential:  # A block per hidden layer, `head`
     "Make a multilayer perceptron with ReLU"
-    o = _read_options('mlp', dict(kwargs, n_out=n_out))
-    hidden = [o.ch(check_number('hidden', h, 1, integer=True)) for h in hidden]
+    options = _read_options('mlp', dict(kwargs, n_out=n_out))
+    hidden = [options.ch(check_number('hidden', h, 1, integer=True)) for h in hidden]
     if not hidden: raise ReinitError('hidden=() should name at least one hidden layer')
     reservoir = {check_number('reservoir', i, 0, len(hidden) - 1, integer=True) for i in reservoir}
-    n_in = o.c_in * o.size**2 if n_in is None else check_number('n_in', n_in, 1, integer=True)
+    n_in = options.c_in * options.size**2 if n_in is None else check_number('n_in', n_in, 1, integer=True)
     inputs = [n_in, *hidden]
     with torch.device('meta'):
-        layers = [_hidden_layer(o, inputs[i], h, i in reservoir, i == 0) for i, h in enumerate(hidden)]
+        layers = [_hidden_layer(options, inputs[i], h, i in reservoir, i == 0) for i, h in enumerate(hidden)]
         blocks = _with_skips(layers, hidden, check_number('skip', skip, 0, integer=True))
-        head = named_sequence(classifier=nn.Linear(hidden[-1], o.n_out))
-    net = assemble_network(blocks, head, o, streams)
+        head = named_sequence(classifier=nn.Linear(hidden[-1], options.n_out))
+    net = assemble_network(blocks, head, options, streams)
     for name in reservoir_names(net): net.get_submodule(name).requires_grad_(not frozen)
     return net
 

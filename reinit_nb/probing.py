@@ -139,16 +139,16 @@ def to_device(batch,  # A tensor, or tensors in nested tuples, lists and dicts; 
     if isinstance(batch, Tensor): return batch.as_subclass(Tensor).to(device)
     if isinstance(batch, dict): return {k: to_device(v, device) for k, v in batch.items()}
     if not isinstance(batch, (tuple, list)): return batch
-    moved = [to_device(o, device) for o in batch]
+    moved = [to_device(item, device) for item in batch]
     return type(batch)(*moved) if hasattr(batch, '_fields') else type(batch)(moved)
 
 # %% ../nbs/02_probing.ipynb #f34033fb
-def nested_tensors(o) -> list[Tensor]:
+def nested_tensors(value) -> list[Tensor]:
     "List all tensors in nested tuples, lists, dicts and other iterables"
-    if isinstance(o, Tensor): return [o]
-    if isinstance(o, dict): o = o.values()
-    if isinstance(o, (str, bytes, torch.Size)) or not hasattr(o, '__iter__'): return []
-    return [t for item in o for t in nested_tensors(item)]
+    if isinstance(value, Tensor): return [value]
+    if isinstance(value, dict): value = value.values()
+    if isinstance(value, (str, bytes, torch.Size)) or not hasattr(value, '__iter__'): return []
+    return [t for item in value for t in nested_tensors(item)]
 
 # %% ../nbs/02_probing.ipynb #a896ad84
 def model_inputs(model: nn.Module,
@@ -158,16 +158,16 @@ def model_inputs(model: nn.Module,
     device = model_device(model)
     if isinstance(x, Tensor): return (to_device(x, device),)
     args = tuple(x) if isinstance(x, (tuple, list)) else ()
-    if args and all(isinstance(o, Tensor) for o in args): return to_device(args, device)
-    if not args or not all(isinstance(o, int) and o > 0 for o in args):
+    if args and all(isinstance(arg, Tensor) for arg in args): return to_device(args, device)
+    if not args or not all(isinstance(arg, int) and arg > 0 for arg in args):
         raise ReinitError(f'x={x!r} should be a batch, a tuple of tensors, or the shape of a batch, as (1, 3, 32, 32)')
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     return (torch.zeros(args, device=device, dtype=dtype),)
 
 # %% ../nbs/02_probing.ipynb #5ddec066
-def is_batch(o) -> bool:
-    "Return whether `o` is a pair of tensors, `(x, y)`"
-    return isinstance(o, (tuple, list)) and len(o) == 2 and all(isinstance(t, Tensor) for t in o)
+def is_batch(value) -> bool:
+    "Return whether `value` is a pair of tensors, `(x, y)`"
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(t, Tensor) for t in value)
 
 def _check_data(data, right, other=(nn.Module, str)):
     if hasattr(data, 'train') and hasattr(data, 'valid'):

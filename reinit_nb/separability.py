@@ -250,9 +250,9 @@ def _has_weight(m):
 
 def _has_no_matrix(m): return all(p.ndim < 2 for p in m.parameters())
 
-def _first_tensor(o):
-    if isinstance(o, (tuple, list)): return next((t for t in o if isinstance(t, Tensor)), None)
-    return o if isinstance(o, Tensor) else None
+def _first_tensor(output):
+    if isinstance(output, (tuple, list)): return next((t for t in output if isinstance(t, Tensor)), None)
+    return output if isinstance(output, Tensor) else None
 
 # %% ../nbs/40_separability.ipynb #c41d01c3
 class _Call(NamedTuple):
@@ -597,26 +597,27 @@ class _Measurement:
         self.rows = []
 
     def train(self, data):
-        o = self.options
-        seen = _Pass(self.layers, data, o.folds if o.cross_validated else 1, o.cache, seed=o.seed)
+        options = self.options
+        folds = options.folds if options.cross_validated else 1
+        seen = _Pass(self.layers, data, folds, options.cache, seed=options.seed)
         if (seen.counts > 0).sum() < 2:
             raise ReinitError(f'labels: all {seen.n} examples are of class {int(seen.counts.argmax())}: '
                               'separability needs two classes or more')
         self.n_classes = len(seen.counts)
         self.readouts, self.facts = {}, {}
         for layer in self.layers.layers:
-            found, self.facts[layer] = _fit_layer(layer, seen, o)
-            self.readouts |= {(layer, measure): r for measure, r in found.items()}
+            found, self.facts[layer] = _fit_layer(layer, seen, options)
+            self.readouts |= {(layer, measure): readout for measure, readout in found.items()}
         self._add_rows('train', seen, self._train_accuracies(seen, data))
 
     def _train_accuracies(self, seen, data):
         sample = seen.sample
         n = sum(len(y) for _, y, _ in sample.parts)
         accuracies = {}
-        for (layer, measure), r in self.readouts.items():
-            correct = sum(r.hits(features[layer], y) for features, y, _ in sample.parts)
+        for (layer, measure), readout in self.readouts.items():
+            correct = sum(readout.hits(features[layer], y) for features, y, _ in sample.parts)
             accuracies[layer, measure] = correct / n, n
-        linear = {k: r for k, r in self.readouts.items() if k[1] not in PROBE_LOSSES}
+        linear = {k: readout for k, readout in self.readouts.items() if k[1] not in PROBE_LOSSES}
         if sample.share == 1 or not linear: return accuracies
         # the activations did not fit into memory
         again = None if hasattr(data, '__next__') else _Pass(self.layers, data, readouts=linear, classes=self.n_classes)
@@ -627,10 +628,10 @@ class _Measurement:
         return accuracies | again.accuracies()
 
     def test(self, data):
-        o = self.options
-        folds = int('fisher' in o.measures)
-        sample_bytes = o.cache if 'gdv' in o.measures else None
-        seen = _Pass(self.layers, data, folds, sample_bytes, self.readouts, self.n_classes, o.seed)
+        options = self.options
+        folds = int('fisher' in options.measures)
+        sample_bytes = options.cache if 'gdv' in options.measures else None
+        seen = _Pass(self.layers, data, folds, sample_bytes, self.readouts, self.n_classes, options.seed)
         self._add_rows('test', seen, seen.accuracies())
 
     def _add_rows(self, part, seen, accuracies):

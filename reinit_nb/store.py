@@ -167,16 +167,16 @@ def _take_flock(path):
     "Return a function that releases the lock `path`, or `None` if another process holds it"
     import fcntl
     while True:
-        f = open(path, 'a')
-        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError: return f.close()
+        file = open(path, 'a')
+        try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError: return file.close()
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(f.fileno()), os.stat(path)): return partial(_release_flock, path, f)
-        f.close()   # its last owner removed it meanwhile: take the new one
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)): return partial(_release_flock, path, file)
+        file.close()   # its last owner removed it meanwhile: take the new one
 
-def _release_flock(path, f):
+def _release_flock(path, file):
     path.unlink(missing_ok=True)
-    f.close()
+    file.close()
 
 # %% ../nbs/01_store.ipynb #10c0a003
 # A lease of another machine is void when silent for so long; network file systems may show times 60 s late
@@ -562,5 +562,5 @@ def paper_table(name: str  # For example `reinit_table1`
                ) -> pd.DataFrame:
     "Return a table of a paper, as printed there"
     files = resources.files('reinit_nb').joinpath('data').iterdir()
-    tables = {f.name.removesuffix('.csv'): f for f in files if f.name.endswith('.csv')}
+    tables = {file.name.removesuffix('.csv'): file for file in files if file.name.endswith('.csv')}
     return _read_csv(tables[check_choice('table', name, sorted(tables))].read_text(encoding='utf-8'))

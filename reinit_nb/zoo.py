@@ -27,18 +27,18 @@ _KEYS = ('state_dict', 'model_state_dict', 'model_state', 'model', 'net', 'netwo
          'weights')
 _PREFIXES = ('module.', '_orig_mod.', 'model.', 'net.')
 
-def _is_state_dict(o):
-    if not isinstance(o, dict) or not o: return False
-    return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in o.items())
+def _is_state_dict(content):
+    if not isinstance(content, dict) or not content: return False
+    return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
 
-def _find_state_dict(o, path):
+def _find_state_dict(content, path):
     "Return the dict of tensors in the content of a file"
-    if _is_state_dict(o): return o
-    found = f'a {type(o).__name__}'
-    if isinstance(o, dict):
+    if _is_state_dict(content): return content
+    found = f'a {type(content).__name__}'
+    if isinstance(content, dict):
         for k in _KEYS:
-            if isinstance(o.get(k), dict): return _find_state_dict(o[k], path)
-        found = f'a dict with keys {", ".join(map(str, list(o)[:6])) or "(none)"}'
+            if isinstance(content.get(k), dict): return _find_state_dict(content[k], path)
+        found = f'a dict with keys {", ".join(map(str, list(content)[:6])) or "(none)"}'
     raise ReinitError(f'{str(path)!r} holds {found}, and no state dict (names and tensors), nor one under '
                       f'{", ".join(_KEYS)}: save model.state_dict()')
 

@@ -3,7 +3,7 @@ import os
 
 import pytest
 from browser import browser  # noqa: F401  (a fixture)
-from published import report_file, report_messages, scorecard  # noqa: F401  (fixtures)
+from published import published_results, report_file, report_messages, scorecard  # noqa: F401  (fixtures)
 
 os.environ.setdefault('REINIT_SCALE', 'smoke')
 os.environ.setdefault('MPLBACKEND', 'Agg')      # no test opens a window

@@ -19,11 +19,13 @@ import torch
 import torchvision
 
 from reinit_nb import __version__, cli
+from reinit_nb.claims import scorecard as claims_scorecard
 from reinit_nb.claims.scorecard import PAPER_NAMES, effect_text, sample_text, shipped_scorecard
 from reinit_nb.claims.verdict import VERDICT_WORDS
 from reinit_nb.cli import (
     MARKER,
-    PAPER_HELP,
+    SCALE_NAMES,
+    VERDICT_CHOICES,
     Parser,
     claim_files,
     claim_lines,
@@ -31,6 +33,7 @@ from reinit_nb.cli import (
     data_parser,
     frozen_parser,
     health_parser,
+    help_texts,
     marker_text,
     reinit_claims,
     reinit_data,
@@ -42,9 +45,8 @@ from reinit_nb.cli import (
     repro_jobs,
     repro_parser,
     run_command,
-    study_help,
 )
-from reinit_nb.core import ReinitError
+from reinit_nb.core import SCALES, ReinitError
 from reinit_nb.models import scnn
 from reinit_nb.store import Store, load_results
 from reinit_nb.studies import common
@@ -282,9 +284,11 @@ def test_help_of_repro(capsys):
 
 def test_help_knows_studies_and_papers():
     "The help is a table, so that it needs no import; the claims it names must be those of the records"
-    help_of = study_help()
+    help_of = help_texts('studies', 'name', 'help')
     assert tuple(help_of) == STUDY_NAMES
-    assert PAPER_HELP == PAPER_NAMES
+    assert help_texts('papers', 'paper', 'citation') == PAPER_NAMES
+    assert SCALE_NAMES == SCALES
+    assert VERDICT_CHOICES == {word: sign for sign, word in VERDICT_WORDS.items()}
     for name, study in all_studies().items():
         expected = list(study.claims)
         for first, last in re.findall(r'([RZCFP]\d+) to ([RZCFP]\d+)', help_of[name]):
@@ -835,14 +839,26 @@ def asked(capsys):
     return run
 
 
-def test_claims_in_120_columns(asked, scorecard):
+@pytest.fixture
+def judged_before(monkeypatch):
+    "The command shows the table that comes with the package, which the tests of the scorecard hold against results/"
+    judged = shipped_scorecard().drop(columns='date')
+
+    def judge_claims(path, ids, *args, **kwargs):
+        return judged[judged.id.isin(ids)]
+
+    monkeypatch.setattr(claims_scorecard, 'judge_claims', judge_claims)
+    return judged
+
+
+def test_claims_in_120_columns(asked, judged_before):
     printed = asked('--paper', 'fourier')
     lines = printed.out.splitlines()
     at = [i for i, line in enumerate(lines) if re.match('  [✅❌≈?]', line)]
     ids = [f'F{i}' for i in range(1, 8)]
     words = '|'.join(VERDICT_WORDS.values())
     assert [re.match(rf'  [✅❌≈?] (?:{words})(?: †)? +(F\d)', lines[i])[1] for i in at] == ids
-    judged = scorecard[scorecard.id.isin(ids)]
+    judged = judged_before[judged_before.id.isin(ids)]
     for i, (_, claim) in zip(at, judged.iterrows()):
         assert effect_text(claim) in lines[i] and VERDICT_WORDS[claim.verdict] in lines[i]
         assert claim.measure in lines[i + 1] and sample_text(claim) in lines[i + 1]
@@ -900,7 +916,7 @@ def test_report_without_results(installed, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_claims_filtered(asked):
+def test_claims_filtered(asked, judged_before):
     def found(*argv):
         return json.loads(asked('--paper', 'fourier', *argv, '--json').out)['claims']
 

@@ -64,7 +64,10 @@ def test_every_exhibit_is_shown(html, report_messages):
         for exhibit in study.exhibits.values():
             if exhibit.section and exhibit.section != study.title:
                 assert f'<h4>{exhibit.section}</h4>' in text
+        for table in study.tables.values():
+            assert table.caption in text
     assert html.count('<img ') == 1 + sum(len(study.figures) for study in all_studies().values())
+    assert '<tbody>' in html and not re.search(r'<tbody>\s*</tbody>', html), 'a table without rows'
     assert any('judging' in message for message in report_messages)
     assert len(report_messages) >= len(all_studies())
 
@@ -94,8 +97,8 @@ def test_every_image_has_a_text(html):
     alts = [unescape(text) for text in re.findall(r'<img alt="([^"]*)"', html)]
     assert len(alts) == len(set(alts)) == html.count('<img ') > 25
     for text in alts:
-        assert len(text) > 60 and re.search(r'\d', text), text
-        assert 'nan' not in text.split(), text
+        assert len(text) > 60 and re.search(r'\d', text) and text.endswith('.'), text
+        assert 'nan' not in text, text
 
 
 def test_every_claim_has_an_anchor_and_its_evidence(html):
@@ -144,10 +147,11 @@ def test_only_our_own_errors_are_told_on_the_page(monkeypatch):
     def missing(*results):
         raise ReinitError('not here')
 
-    tables = get_study('reinit_tables').load(RESULTS)
+    exhibits = dict(broken=Table(broken, ('table2',), 'Broken'), missing=Table(missing, ('table2',), 'Missing'))
+    tables = replace(get_study('reinit_tables'), exhibits=exhibits).load(RESULTS)
     with pytest.raises(KeyError):
-        exhibit_html(Table(broken, ('table2',), 'Broken'), tables)
-    assert 'Not shown: not here' in exhibit_html(Table(missing, ('table2',), 'Missing'), tables)
+        exhibit_html('broken', tables)
+    assert 'Not shown: not here' in exhibit_html('missing', tables)
 
     claim = get_claim('R4')
     opened = dict(reinit_tables=tables)

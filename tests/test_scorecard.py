@@ -52,7 +52,7 @@ IDS = [f'{k}{i}' for k, n in (('R', 13), ('Z', 11), ('C', 11), ('F', 7), ('P', 1
 def df(scorecard): return scorecard
 
 @pytest.fixture(scope='module')
-def parts(): return judge_parts(RESULTS)
+def parts(published_results): return judge_parts(published_results)
 
 @pytest.fixture(scope='module')
 def pages(): return verdicts_on_pages(PAGES)
@@ -398,14 +398,14 @@ def test_headline_counts(df):
     assert text.startswith('54 claims: ' + ', '.join(f'{n.get(k, 0)} {words[k]}' for k in VERDICTS))
     assert verdict_counts(df).to_numpy().sum() == 54
 
-def test_markdown_names_every_claim(df):
+def test_markdown_names_every_claim(df, parts):
     text = scorecard_markdown(df, '../')
     for r in df.itertuples():
         claim = r.claim.replace('|', r'\|')
         assert f'[{r.id}](../{r.notebook}) | {claim} | {r.verdict} {VERDICT_WORDS[r.verdict]}' in text
     assert 'nan' not in text and len(re.findall(r'\| (?:laptop|paper): [^|]+ \|', text)) == 54
-    parts = parts_markdown(judge_parts(RESULTS))
-    assert 'nan' not in parts and parts.count('<details>') == 54
+    text = parts_markdown(parts)
+    assert 'nan' not in text and text.count('<details>') == 54
 
 def test_effects_as_text():
     def text(**kw):

@@ -1,17 +1,15 @@
-"Records of studies: complete, in step with results and claims, and everything that they show can be made"
-import matplotlib.pyplot as plt
+"Records of studies: complete, and in step with claims; what they show is in the tests of scorecard and report"
 import pandas as pd
 import pytest
 
-from reinit_nb.claims.scorecard import all_claims, get_claim
+from reinit_nb.claims.scorecard import all_claims
 from reinit_nb.core import ReinitError
 from reinit_nb.ensemble import MLPRun
 from reinit_nb.studies.common import (
     STUDY_NAMES,
-    Figure,
     ResultsFile,
     Study,
-    all_studies,
+    Table,
     cost_table,
     flatten_recipes,
     get_study,
@@ -20,10 +18,6 @@ from reinit_nb.studies.common import (
     seed_range,
 )
 
-EXHIBITS = [(s.name, k) for s in all_studies().values() for k in s.exhibits]
-
-@pytest.fixture(scope='module')
-def results(): return {k: s.load() for k, s in all_studies().items()}
 
 @pytest.mark.parametrize('name', STUDY_NAMES)
 def test_records_are_complete(name, request):
@@ -41,20 +35,14 @@ def test_lists_follow_scale_and_seeds(name):
     assert 0 < len(s.recipes('smoke')) <= len(s.recipes('laptop'))
     assert len(s.recipes('smoke', seeds=1)) <= len(s.recipes('smoke'))
 
-@pytest.mark.parametrize('id', list(all_claims().id))
-def test_claims_find_what_they_need(id, results):
-    claim = get_claim(id)
-    for k in claim.needs: assert len(results[claim.study].part(k))
-
-@pytest.mark.parametrize('name, exhibit', EXHIBITS)
-def test_exhibits_can_be_made(name, exhibit, results):
-    o = get_study(name).exhibits[exhibit]
-    parts = [results[name].part(k) for k in o.parts]
-    if not isinstance(o, Figure): assert isinstance(o.make(*parts), pd.DataFrame) and o.caption
-    else:
-        assert o.draw(*parts) is not None
-        assert o.alt(*parts).endswith('.') and 'nan' not in o.alt(*parts)
-        plt.close('all')
+def test_exhibits_are_made_once(tmp_path):
+    made = []
+    def table():
+        made.append(pd.DataFrame(dict(a=[1])))
+        return made[0]
+    results = toy(dict, exhibits=dict(t=Table(table, (), 'A table'))).load(tmp_path)
+    assert results.exhibit('t') is results.exhibit('t') is made[0] and len(made) == 1
+    with pytest.raises(ReinitError, match='exhibit'): results.exhibit('u')
 
 def toy(lists, **kw): return Study('toy', 'Toy', 'reinit', 'A toy.', '', dict(toy=ResultsFile(lists)), **kw)
 

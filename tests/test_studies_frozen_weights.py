@@ -11,14 +11,11 @@ from hypothesis import settings as hyp
 from hypothesis import strategies as st
 from torch import nn
 
-from reinit_nb.claims.scorecard import judge
 from reinit_nb.core import ReinitError, flatten_recipe
 from reinit_nb.frozen import MutuallyFrozenCallback, frozen_totals, mutually_frozen
 from reinit_nb.models import model
 from reinit_nb.path import Learn, lr_at, run_recipe, train_path
 from reinit_nb.stability import batch_statistics
-from reinit_nb.store import load_results
-from reinit_nb.studies.common import get_study
 from reinit_nb.studies.frozen_weights import (
     FREEZING_DECAYS,
     PairRun,
@@ -29,7 +26,6 @@ from reinit_nb.studies.frozen_weights import (
     freezing_epoch,
     freezing_points,
     freezing_runs,
-    label_freezing,
     layer_chains,
     match_sparsity,
     pair_couplings,
@@ -259,35 +255,3 @@ def test_first_frozen_filters_by_hand():
     found = freezing_points(pd.concat([df, df.assign(wd=.001, frozen=0)]))
     assert len(found) == 1 and found.iloc[0][['before', 'epoch']].tolist() == [2, 4]
     assert np.isclose(found.predicted[0], np.log(100))
-
-# ---------------------------------------------------------------- published
-
-PUBLISHED = dict(decays=freezing_runs, pairs=pair_runs, sparse=sparse_runs)
-
-@pytest.fixture(scope='module')
-def published(): return {k: load_results(ROOT / f'results/frozen_weights_{k}_laptop.csv') for k in PUBLISHED}
-
-@pytest.mark.parametrize('name', PUBLISHED)
-def test_results_are_those_of_todays_recipes(published, name):
-    assert set(published[name].recipe) == {r.hash for r in PUBLISHED[name]('laptop')}
-
-def test_verdicts_follow_from_the_files(published):
-    page = (ROOT / 'nbs/experiments/frozen_weights.ipynb').read_text(encoding='utf-8')
-    evidence = dict(Z3=label_freezing(published['decays']), Z4=pair_table(published['pairs']), Z5=published['sparse'])
-    for claim, measured in evidence.items():
-        v = judge(claim, measured, scale='laptop')
-        assert f'**{claim} {v.verdict}**' in page, f'{claim} is {v.verdict} by results/: run the experiment again'
-
-@pytest.mark.parametrize('part', ['decays', 'pairs', 'sparse', 'eigenvalues', 'flow', 'imagenet'])
-def test_the_record_finds_its_results(part):
-    assert len(get_study('frozen_weights').load(ROOT / 'results').part(part))
-
-@pytest.mark.parametrize('name', get_study('frozen_weights').exhibits)
-def test_exhibits_of_the_record(name):
-    study = get_study('frozen_weights')
-    exhibit = study.exhibits[name]
-    parts = [study.load(ROOT / 'results').part(k) for k in exhibit.parts]
-    if name in study.tables: assert len(exhibit.make(*parts))
-    else:
-        assert exhibit.draw(*parts) is not None
-        assert 'nan' not in exhibit.alt(*parts)

@@ -454,32 +454,6 @@ def test_networks_that_contradict_each_other_are_averaged_and_told():
 
 # ---------------------------------------------------------------- published
 
-@pytest.fixture(scope='module')
-def results(): return study.STUDY.load(ROOT / 'results')
-
-def test_results_are_those_of_todays_recipes(results):
-    for name, source in study.STUDY.files.items():
-        recipes = {r.hash for runs in source.lists('laptop').values() for r in runs}
-        assert set(results.file(name).recipe) == recipes
-
-def test_verdicts_follow_from_the_files(results):
-    page = (ROOT / 'nbs/experiments/spectra.ipynb').read_text(encoding='utf-8')
-    parts = dict(F1='depths', F2='order', F3='spikes', F4='laws', F5='pictures', F6='pictures',
-                 F7='flatness_pairs')
-    for id, part in parts.items():
-        v = judge(id, results.part(part), scale='laptop')
-        assert f'**{v.id} {v.verdict}**' in page, f'{id} is {v.verdict} by results/: run the experiment again'
-
-def test_exhibits_can_be_made_of_the_published_results(results):
-    import matplotlib.pyplot as plt
-    for exhibit in study.STUDY.figures.values():
-        parts = [results.part(p) for p in exhibit.parts]
-        exhibit.draw(*parts)
-        assert len(exhibit.alt(*parts)) > 40
-        plt.close('all')
-    for exhibit in study.STUDY.tables.values(): assert len(exhibit.make(*(results.part(p) for p in exhibit.parts)))
-
-
 def test_numbers_on_the_map_of_flatness_are_readable():
     rows = [dict(a=.1, lr=1e-4, signals=s, value=v, n=3, mean=m, lo=m - 1, hi=m + 1)
             for v in ('error', 'trace', 'top') for s, m in (('aliased', -50.), ('resolved', 50.))]

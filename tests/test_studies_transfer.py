@@ -326,17 +326,6 @@ def test_a_pretrained_network_does_better_than_chance():
     by = standard_runs(lambda c: c.startswith('ImageNet')).groupby('setting')
     assert (by.test_acc.mean() > 1.5 / by.classes.first()).all()
 
-@published
-@pytest.mark.parametrize('name', get_study('transfer').exhibits)
-def test_exhibits_of_the_record(name):
-    study = get_study('transfer')
-    exhibit = study.exhibits[name]
-    parts = [study.load(RESULTS.parent).part(k) for k in exhibit.parts]
-    if name in study.tables: assert len(exhibit.make(*parts))
-    else:
-        assert exhibit.draw(*parts) is not None
-        assert 'nan' not in exhibit.alt(*parts)
-
 # ---------------------------------------------------------------- annealed lists
 
 def laptop_stages(make):

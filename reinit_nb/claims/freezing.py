@@ -17,6 +17,7 @@ import pandas as pd
 
 from .verdict import Claim, fact, seed_effect
 from ..cover import cover_agreement
+from ..stats import paired_differences
 from ..studies.freezing import compare_frozen, one_factor_runs
 
 # %% ../../nbs/73_claims.freezing.ipynb #2cdcc24b
@@ -25,9 +26,8 @@ def frozen_gaps(d: pd.DataFrame,  # From `one_factor_runs`
                 value: str = 'test_acc'  # Column
                ) -> pd.DataFrame:  # `by`, seed, difference
     "Return frozen minus trained, seed by seed"
-    t = d.pivot_table(index=[*by, 'seed'], columns='frozen', values=value)
-    t = t.reindex(columns=[0., 1.]).dropna()   # one of the two, or both, may be missing
-    return (t[1.] - t[0.]).rename('difference').reset_index()
+    gaps = paired_differences(d, value, 1., 0., 'frozen', [*by, 'seed'], complete=False).dropna()
+    return gaps.sort_values([*by, 'seed'], ignore_index=True)
 
 def _effects_by(gaps, label, column='dataset'):
     "Return the effect of each dataset; `label` has a place for its name"

@@ -12,12 +12,19 @@ __all__ = ['P1', 'P2', 'P3', 'P4', 'P5', 'P6', 'P7', 'P8', 'P12', 'P9', 'P10', '
 import pandas as pd
 
 from .verdict import Claim, Effect, fact, seed_effect
+from ..stats import paired_differences
 from ..studies.plasticity import STREAM_PROBLEMS, stream_part
 
 # %% ../../nbs/75_claims.plasticity.ipynb #178362f3
 def _by_arm(df, when, value='online_acc'):
     "Return a column for each arm, in percent; the index is problem and seed"
     return stream_part(df, when).pivot(index=['problem', 'seed'], columns='arm', values=value)
+
+def _difference_effects(df, value, arm, other, complete=True):
+    "Return the difference of two arms on each problem, seed by seed"
+    pairs = paired_differences(df, value, arm, other, 'arm', ['problem', 'seed'], complete)
+    problems = pairs.sort_values(['problem', 'seed']).groupby('problem', sort=False)
+    return {k: seed_effect(g.difference) for k, g in problems}
 
 def stream_difference(df: pd.DataFrame,  # Results of streams
                       arm: str,  # Of `STREAM_ARMS`
@@ -26,9 +33,8 @@ def stream_difference(df: pd.DataFrame,  # Results of streams
                       when: str = 'last'  # As in `stream_part`
                      ) -> dict[str, Effect]:  # Name of the problem → difference in points
     "Compare two arms, seed by seed, on each problem"
-    t = _by_arm(df, when, value)
-    difference = t[arm] - t[other]
-    return {STREAM_PROBLEMS[k]: seed_effect(g) for k, g in difference.groupby('problem', sort=False)}
+    effects = _difference_effects(stream_part(df, when), value, arm, other)
+    return {STREAM_PROBLEMS[k]: effect for k, effect in effects.items()}
 
 def stream_growth(df: pd.DataFrame,  # Results of streams
                   arm: str,  # Of `STREAM_ARMS`
@@ -105,11 +111,11 @@ def stage_difference(df: pd.DataFrame,  # Results of one of `STAGE_PROBLEMS`, or
                      other: str  # What is subtracted
                     ) -> dict[str, Effect]:  # In points
     "Compare the test accuracy of two arms after the last stage, seed by seed"
-    t = 100 * _last_stage(df).pivot(index=['problem', 'seed'], columns='arm', values='test_acc')
+    ends = _last_stage(df).assign(percent=lambda stage: 100 * stage.test_acc)
     words = dict(plain='warm', reset='cold')
     label = f'{words.get(arm, arm)} − {words.get(other, other)}'
-    return {f'{label}, {_STAGE_NAMES[k]}': seed_effect(g.dropna())
-            for k, g in (t[arm] - t[other]).groupby('problem', sort=False)}
+    effects = _difference_effects(ends, 'percent', arm, other, complete=False)
+    return {f'{label}, {_STAGE_NAMES[k]}': effect for k, effect in effects.items()}
 
 def warm_cold_gap(warm: pd.DataFrame,  # Results of `warm_start`
                    growing: pd.DataFrame  # Results of `growing`

@@ -44,14 +44,9 @@ from ..store import load_results, paper_table
 from ..studies.common import StudyResults, all_studies, find_results, flatten_recipes, get_study
 
 # %% ../../nbs/76_claims.scorecard.ipynb #0093370a
-PAPER_NAMES = dict(
-    reinit='The Impact of Reinitialization on Generalization in Convolutional Neural Networks',
-    frozen='Zilly et al. 2021, On Plasticity, Invariance, and Mutually Frozen Weights in Sequential Task Learning',
-    freezing='Coil & Cheney 2025, What Makes Freezing Layers in Deep Neural Networks Effective?',
-    fourier='Ramasinghe et al. 2023, How Much Does Initialization Affect Generalization?',
-    plasticity='Four papers on plasticity: Ash & Adams 2020, Dohare et al. 2024, Kumar et al. 2023, Sokar et al. 2023')
-PAPER_TITLES = dict(reinit='Reinitialization', frozen='Mutually frozen weights', freezing='Freezing and separability',
-                    fourier='Initialization and spectra', plasticity='Plasticity')
+_PAPERS = paper_table('papers').set_index('paper')
+PAPER_NAMES = _PAPERS.citation.to_dict()
+PAPER_TITLES = _PAPERS.title.to_dict()
 
 def all_claims() -> pd.DataFrame:  # id, paper, short, claim, where, theirs, counts, setting, notebook
     "Return every claim, as data"
@@ -64,14 +59,12 @@ def _choose(t, ids):
     return t[t.id.isin([check_choice('claim', i, known) for i in ids])].reset_index(drop=True)
 
 # %% ../../nbs/76_claims.scorecard.ipynb #772e30e4
-_CLAIM_MODULES = dict(reinit='reinit', frozen='frozen', freezing='freezing', fourier='spectra', plasticity='plasticity')
-
 def get_claim(id: str  # For example `R1`
              ) -> Claim:
     "Return the record of a claim"
     t = all_claims().set_index('id')
     paper = t.paper[check_choice('claim', id, list(t.index))]
-    module = import_module(f'reinit_nb.claims.{_CLAIM_MODULES[paper]}')
+    module = import_module(f'reinit_nb.claims.{_PAPERS.claims[paper]}')
     return next(c for c in module.CLAIMS if c.id == id)
 
 def judge(id: str,  # For example `R1`
@@ -91,13 +84,17 @@ def judge_by_results(id: str,  # For example `R1`
     claim = get_claim(id)
     if isinstance(path, dict): results = path[claim.study]
     else: results = get_study(claim.study).load(path, scale)
-    verdict = judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
-    return replace(verdict, old_runs=_are_old(verdict, _runs_of(verdict, {claim.study: results})))
+    def judge_recorded():
+        verdict = judge(id, *(results.part(k) for k in claim.needs), scale=results.scale)
+        return replace(verdict, old_runs=_are_old(verdict, _runs_of(verdict, {claim.study: results})))
+    return results.once(('verdict', id), judge_recorded)
 
 def _runs_of(verdict, results):
     "Return the runs that a verdict rests on"
+    if not verdict.n: return pd.DataFrame()
     claim = get_claim(verdict.id)
-    return runs_of_claim(claim, results[claim.study]) if verdict.n else pd.DataFrame()
+    opened = results[claim.study]
+    return opened.once(('runs', claim.id), lambda: runs_of_claim(claim, opened))
 
 def _are_old(verdict, runs):
     "Return whether a rule is newer than the oldest of these runs"

@@ -54,17 +54,17 @@ from ..store import PROVENANCE, Store, record_checksum, save_results
 from ..studies.common import Figure, StudyResults, all_studies, find_results, flatten_recipes
 
 # %% ../../nbs/81_report.page.ipynb #3ed84977
-def exhibit_html(exhibit,  # A `Figure` or a `Table` of a study
+def exhibit_html(name: str,  # Of a figure or a table of the study
                  results: StudyResults  # What there is
                 ) -> Markup:
     "Return a figure or a table of a study as HTML"
+    exhibit = results.study.exhibits[name]
     try:
-        parts = [results.part(name) for name in exhibit.parts]
+        made = results.exhibit(name)
         if isinstance(exhibit, Figure):
-            axes = exhibit.draw(*parts)
-            alt = exhibit.alt(*parts)
-            return figure_html(axes, alt, dpi=92, caption=exhibit.caption or None, close=True)
-        table = table_html(round_columns(exhibit.make(*parts), exhibit.digits), exhibit.caption)
+            alt = exhibit.alt(*map(results.part, exhibit.parts))
+            return figure_html(made, alt, dpi=92, caption=exhibit.caption or None, close=True)
+        table = table_html(round_columns(made, exhibit.digits), exhibit.caption)
         return fold(exhibit.caption, table) if exhibit.folded else table
     except ReinitError as error:
         why = str(error).replace(f'{results.path}/', '')   # no paths of the machine on the page
@@ -74,9 +74,9 @@ def exhibit_sections(results: StudyResults  # What there is
                     ) -> list:  # Parts of a page: those without a section first, then (heading, HTML, …)
     "Return the exhibits of a study by section, in the order of its record"
     sections = {}
-    for exhibit in results.study.exhibits.values():
+    for name, exhibit in results.study.exhibits.items():
         heading = '' if exhibit.section == results.study.title else exhibit.section
-        sections.setdefault(heading, []).append(exhibit_html(exhibit, results))
+        sections.setdefault(heading, []).append(exhibit_html(name, results))
     without_heading = sections.pop('', [])
     return [*without_heading, *((heading, *parts) for heading, parts in sections.items())]
 

@@ -26,7 +26,7 @@ def flatten_recipes(runs  # A list of recipes, or a dict of such, of any depth
                    ) -> list[Recipe]:  # Each once
     "Return all recipes of a list"
     if not isinstance(runs, dict): return list(dict.fromkeys(runs))
-    return list(dict.fromkeys(r for o in runs.values() for r in flatten_recipes(o)))
+    return list(dict.fromkeys(recipe for some in runs.values() for recipe in flatten_recipes(some)))
 
 def seed_range(seeds: int | None,  # How many; `None`: the default
                defaults: tuple[int, int, int],  # At smoke, laptop and paper scale
@@ -93,12 +93,12 @@ class Study:
     @property
     def figures(self) -> dict[str, Figure]:
         "The exhibits that are figures"
-        return {k: o for k, o in self.exhibits.items() if isinstance(o, Figure)}
+        return {name: exhibit for name, exhibit in self.exhibits.items() if isinstance(exhibit, Figure)}
 
     @property
     def tables(self) -> dict[str, Table]:
         "The exhibits that are tables"
-        return {k: o for k, o in self.exhibits.items() if isinstance(o, Table)}
+        return {name: exhibit for name, exhibit in self.exhibits.items() if isinstance(exhibit, Table)}
 
     def lists(self,
               scale: str | None = None,  # As in `core.scale`
@@ -151,7 +151,11 @@ class StudyResults:
         self._found = None
         self._cache = {}
 
-    def _once(self, key, compute):
+    def once(self,
+             key,  # What is computed
+             compute: Callable  # Called without arguments
+            ):
+        "Return what `compute` returned at the first call with this key"
         if key not in self._cache: self._cache[key] = compute()
         return self._cache[key]
 
@@ -163,7 +167,7 @@ class StudyResults:
 
     @property
     def _lists_of_files(self):
-        return self._once('lists', self._read_lists)
+        return self.once('lists', self._read_lists)
 
     def _read_lists(self):
         return {name: source.lists(self.scale, self.seeds) for name, source in self.study.files.items()}
@@ -183,11 +187,11 @@ class StudyResults:
         if not path.exists():
             raise ReinitError(f'{path} is missing: run the experiment that writes it, '
                               'or take the file from the repository')
-        return self._once(('file', name), lambda: load_results(path).drop(columns='format'))
+        return self.once(('file', name), lambda: load_results(path).drop(columns='format'))
 
     def rows(self, *lists: str) -> pd.DataFrame:
         "Return the rows of some lists, which must be complete"
-        return self._once(('rows', lists), lambda: self._rows(lists))
+        return self.once(('rows', lists), lambda: self._rows(lists))
 
     def _rows(self, lists):
         for k in lists: check_choice('list', k, self.lists)
@@ -211,12 +215,18 @@ class StudyResults:
 
     def part(self, name: str) -> pd.DataFrame:
         "Return labelled results: of a list of recipes, or of one of the study's `parts`"
-        return self._once(('part', name), lambda: self._part(name))
+        return self.once(('part', name), lambda: self._part(name))
 
     def _part(self, name):
         if name in self.study.parts: return self.study.parts[name](self)
         rows = self.rows(check_choice('part', name, [*self.lists, *self.study.parts]))
         return rows if self.study.label is None else self.study.label(rows, self.lists[name])
+
+    def exhibit(self, name: str):  # Axes, or a DataFrame
+        "Return a figure or a table of the study"
+        record = self.study.exhibits[check_choice('exhibit', name, self.study.exhibits)]
+        make = record.draw if isinstance(record, Figure) else record.make
+        return self.once(('exhibit', name), lambda: make(*map(self.part, record.parts)))
 
 # %% ../../nbs/60_studies.common.ipynb #b56a8714
 def write_results(study: Study,  # What to run

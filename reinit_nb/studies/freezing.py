@@ -316,12 +316,12 @@ class ReservoirTrainer:
 
 # %% ../../nbs/63_studies.freezing.ipynb #8096a9b7
 @torch.no_grad()
-def reservoir_accuracy(stack: ReservoirStack, x: Tensor, y: Tensor, size: int = 1000) -> Tensor:
-    "Return the accuracy of each member, computed for `size` examples at a time"
+def reservoir_accuracy(stack: ReservoirStack, x: Tensor, y: Tensor) -> Tensor:
+    "Return the accuracy of each member, computed for 1,000 examples at a time"
     correct = 0
-    for a, b in zip(x.split(size, 1), y.split(size, 1)):
-        predicted = layer_activations(stack, a)[1].argmax(1).view(stack.datasets, -1, b.shape[1])
-        correct = correct + (predicted == b[:, None]).sum(2)
+    for images, labels in zip(x.split(1000, 1), y.split(1000, 1)):
+        predicted = layer_activations(stack, images)[1].argmax(1).view(stack.datasets, -1, labels.shape[1])
+        correct = correct + (predicted == labels[:, None]).sum(2)
     return cpu_double(correct.flatten()) / y.shape[1]
 
 # %% ../../nbs/63_studies.freezing.ipynb #492a6fa2
@@ -331,9 +331,9 @@ def _hidden_features(stack, x, y, memory):
     at_once = max(1, memory // bytes_each)
     y = y.cpu()
     share = len(stack) // stack.datasets
-    for a, b in zip(x.split(at_once, 1), y.split(at_once, 1)):
-        for i, h in enumerate(layer_activations(stack, a)[0]):
-            for m in range(len(stack)): yield i, m, h[m].T.cpu(), b[m // share]
+    for images, labels in zip(x.split(at_once, 1), y.split(at_once, 1)):
+        for i, h in enumerate(layer_activations(stack, images)[0]):
+            for m in range(len(stack)): yield i, m, h[m].T.cpu(), labels[m // share]
 
 @torch.no_grad()
 def layer_separability(stack: ReservoirStack, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor,
@@ -343,7 +343,7 @@ def layer_separability(stack: ReservoirStack, x: Tensor, y: Tensor, x_test: Tens
     moments = {}
     for i, m, h, labels in _hidden_features(stack, x, y, memory):
         moments.setdefault((i, m), Moments(h.shape[1])).add(h, labels).update()   # the features are not kept
-    readouts = {k: fit_ridge(o) for k, o in moments.items()}
+    readouts = {k: fit_ridge(features) for k, features in moments.items()}
     def count_hits(x, y):
         hits = dict.fromkeys(readouts, 0)
         for i, m, h, labels in _hidden_features(stack, x, y, memory): hits[i, m] += readouts[i, m].hits(h, labels)
@@ -430,8 +430,9 @@ def train_reservoirs(recipes: Sequence[ReservoirRun],  # One portion of `plan_re
     seeds = _check_stack(recipes)
     run = recipes[0]
     device = note_device(default_device(device))
-    *data, classes = (list(o) for o in zip(*(reservoir_data(run.replace(seed=k)) for k in seeds)))
-    data = [torch.stack(o).to(device) for o in data]
+    datasets = [reservoir_data(run.replace(seed=seed)) for seed in seeds]
+    *data, classes = zip(*datasets)
+    data = [torch.stack(tensors).to(device) for tensors in data]
     nets = [reservoir_network(r, data[0].shape[2], classes[0]) for r in recipes]
     masks = [reservoir_masks(r, net) for r, net in zip(recipes, nets)]
     stack = ReservoirStack([net.to(device) for net in nets], len(seeds), run)
@@ -444,7 +445,8 @@ def train_reservoirs(recipes: Sequence[ReservoirRun],  # One portion of `plan_re
         if epoch - 1 in freezing_epochs: trainer.freeze(_masks_after(epoch - 1, recipes, masks))
         fit = _train_epoch(trainer, run, *data[:2], order, noise)
         rows.append(_measure_epoch(stack, run, epoch, data, fit))
-    return stack, [list(o) for o in zip(*filter(None, rows))]
+    measured = [row for row in rows if row]   # of every epoch that counts, a row for each member
+    return stack, [list(of_member) for of_member in zip(*measured)]
 
 def _with_cost(found, start):
     "Add each member's share of the CPU time since `start` to its last row; exact with one thread of torch"
@@ -531,14 +533,12 @@ def with_controls(settings: Sequence[ReservoirRun],  # From `reservoir_sweeps`
     return runs
 
 def reservoir_runs(scale: str | None = None,  # As in `core.scale`
-                   datasets: Sequence[str] = FREEZING_DATASETS,  # At smoke scale only the first is taken
                    n: int | None = None  # Seeds; default: as in the table above
                   ) -> list[ReservoirRun]:  # Each once, the most important first
     "Return all runs of the study"
     scale = get_scale(scale)
     many, few = (n, n) if n else by_scale((3, 3), (8, 6), (25, 25), scale)
-    for d in datasets: check_choice('dataset', d, FREEZING_DATASETS)
-    if scale == 'smoke': datasets = datasets[:1]
+    datasets = FREEZING_DATASETS[:1] if scale == 'smoke' else FREEZING_DATASETS
     runs = [r for d in datasets for r in with_controls([default_reservoir(d, scale)], many)]
     for d in datasets:
         for settings in reservoir_sweeps(d, scale).values(): runs += with_controls(settings, few)
@@ -598,11 +598,10 @@ LANDSCAPE_ENGINE = Engine(plan_reservoirs, run_landscapes, missing=missing_image
 
 # %% ../../nbs/63_studies.freezing.ipynb #8a241014
 def landscape_runs(scale: str | None = None,  # As in `core.scale`
-                   dataset: str = 'cifar10',  # One of `FREEZING_DATASETS`
                    n: int | None = None  # Seeds; default: 5, or 2 at smoke scale
                   ) -> list[LandscapeRun]:
-    "Return runs of the default network early in training, and to its end"
-    default = default_reservoir(dataset, scale)
+    "Return runs of the default network on CIFAR-10, early in training, and to its end"
+    default = default_reservoir('cifar10', scale)
     fields = {k: getattr(default, k) for k in ('task', 'n_test', 'base')}
     fields |= dict(looks=(), images=by_scale(100, 300, 300, scale))
     epochs = (by_scale(1, 10, 10, scale), default.epochs)
@@ -786,15 +785,15 @@ def freezing_table(t: pd.DataFrame,  # From `compare_frozen`, by `dataset` and `
     "Format our numbers and the paper's as text"
     paper = freezing_paper_table(sweep).set_index(['dataset', 'value'])
     rows = []
-    for o in t.to_dict('records'):
-        value = 'default' if col is None else o[col]
-        key = o['dataset'], f'{value:g}' if isinstance(value, (int, float)) else str(value)
-        row = dict(dataset=o['dataset']) if col is None else {'dataset': o['dataset'], col: value}
-        row |= {'n': o['n'],
-                'frozen': f'{o["frozen"]:.1f} ± {o["frozen_se"]:.1f}',
-                'trained': f'{o["unfrozen"]:.1f} ± {o["unfrozen_se"]:.1f}',
-                'gap [95%]': format_interval(o['gap'], o['lo'], o['hi']),
-                'p': f'{o["p"]:.2g}', 'paper': '', 'its gap': ''}
+    for result in t.to_dict('records'):
+        value = 'default' if col is None else result[col]
+        key = result['dataset'], f'{value:g}' if isinstance(value, (int, float)) else str(value)
+        row = dict(dataset=result['dataset']) if col is None else {'dataset': result['dataset'], col: value}
+        row |= {'n': result['n'],
+                'frozen': f'{result["frozen"]:.1f} ± {result["frozen_se"]:.1f}',
+                'trained': f'{result["unfrozen"]:.1f} ± {result["unfrozen_se"]:.1f}',
+                'gap [95%]': format_interval(result['gap'], result['lo'], result['hi']),
+                'p': f'{result["p"]:.2g}', 'paper': '', 'its gap': ''}
         if key in paper.index:
             theirs = paper.loc[key]
             row['paper'] = f'{theirs.frozen:.1f} / {theirs.unfrozen:.1f}'
@@ -803,16 +802,15 @@ def freezing_table(t: pd.DataFrame,  # From `compare_frozen`, by `dataset` and `
     return pd.DataFrame(rows)
 
 # %% ../../nbs/63_studies.freezing.ipynb #646c8ec9
-def separability_by_layer(df: pd.DataFrame,  # From `select_results` of runs with separability
-                          by: Sequence[str] = ('frozen',)  # Columns that distinguish lines
-                         ) -> pd.DataFrame:  # `by`, part, layer, and as `stats.summary`
+def separability_by_layer(df: pd.DataFrame  # From `select_results` of runs with separability
+                         ) -> pd.DataFrame:  # frozen, part, layer, and as `stats.summary`
     "Summarize separability by hidden layer, layers counted from 0"
     cols = [c for c in df if c.startswith('sep_') and df[c].notna().any()]
     if not cols: raise ReinitError('df has no separability: select an epoch at which it was measured')
-    long = df.melt([*by], cols, 'what', 'value').dropna(subset='value')
+    long = df.melt(['frozen'], cols, 'what', 'value').dropna(subset='value')
     what = long.what.str.split('_')
     long = long.assign(part=what.str[1], layer=what.str[2].astype(int))
-    return summary(long.sort_values('layer'), [*by, 'part', 'layer'], 'value')
+    return summary(long.sort_values('layer'), ['frozen', 'part', 'layer'], 'value')
 
 # %% ../../nbs/63_studies.freezing.ipynb #4005c01c
 FREEZING_NAMES = {1.: 'frozen', 0.: 'trained'}
@@ -829,9 +827,9 @@ def plot_freezing_sweep(t: pd.DataFrame,  # From `compare_frozen`
     names = not pd.api.types.is_numeric_dtype(t[x])
     if not names: t = t.sort_values(x)
     at = np.arange(len(t)) if names else t[x].to_numpy(dtype=float)
-    for f, column in ((1., 'frozen'), (0., 'unfrozen')):
+    for frozen, column in ((1., 'frozen'), (0., 'unfrozen')):
         ax.errorbar(at, t[column], t[f'{column}_se'], fmt='o' if names else 'o-', ms=4, capsize=2,
-                    color=FREEZING_COLORS[f], label=FREEZING_NAMES[f])
+                    color=FREEZING_COLORS[frozen], label=FREEZING_NAMES[frozen])
     if log: ax.set_xscale('log', base=2)
     if names: ax.set_xticks(at, t[x], rotation=30, ha='right')
     else: ax.set_xticks(at, [f'{v:g}' for v in at])
@@ -844,20 +842,20 @@ _ACCURACIES = dict(test_acc='test accuracy [%]', train_acc='training accuracy [%
                    fit_acc='accuracy within epochs [%]')
 
 def plot_freezing_epochs(df: pd.DataFrame,  # Results of default runs
-                         value: str = 'test_acc',  # Column
-                         axs=None  # Where to draw
+                         value: str = 'test_acc'  # Column
                         ):  # One Axes per dataset
     "Plot accuracy along training: mean and 95% interval"
     df = df[df.epoch > 0].assign(dataset=df['task.dataset'], y=100 * df[value])
     datasets = list(df.dataset.unique())
-    axs = new_axes(len(datasets), size=_SIZE) if axs is None else axs
+    axs = new_axes(len(datasets), size=_SIZE)
     for ax, dataset in zip(axs, datasets):
-        for f, color in FREEZING_COLORS.items():
-            s = summary(df[(df.dataset == dataset) & (df.frozen == f)], 'epoch', 'y').sort_values('epoch')
-            ax.plot(s.epoch, s['mean'], 'o-', ms=3, color=color, label=FREEZING_NAMES[f])
-            ax.fill_between(s.epoch, s.lo, s.hi, color=color, alpha=.2, lw=0)
+        for frozen, color in FREEZING_COLORS.items():
+            arm = df[(df.dataset == dataset) & (df.frozen == frozen)]
+            means = summary(arm, 'epoch', 'y').sort_values('epoch')
+            ax.plot(means.epoch, means['mean'], 'o-', ms=3, color=color, label=FREEZING_NAMES[frozen])
+            ax.fill_between(means.epoch, means.lo, means.hi, color=color, alpha=.2, lw=0)
         ax.set(title=dataset_label(dataset), xscale='log', xlabel='epoch')
-        ax.set_xticks(s.epoch, s.epoch)
+        ax.set_xticks(means.epoch, means.epoch)
         ax.minorticks_off()
     axs[0].set_ylabel(_ACCURACIES.get(value, value))
     axs[-1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
@@ -870,27 +868,27 @@ def plot_layer_separability(t: pd.DataFrame,  # From `separability_by_layer`
                            ):  # Axes
     "Plot separability by hidden layer, counted from 1: training data dashed, test data solid"
     ax = new_axes(size=_SIZE, ax=ax)
-    for (f, part), g in t.groupby(['frozen', 'part'], sort=False):
-        ax.errorbar(g.layer + 1, g['mean'], (g.hi - g.lo) / 2, ls='--' if part == 'train' else '-', marker='o', ms=3,
-                    capsize=2, color=FREEZING_COLORS[f], label=f'{FREEZING_NAMES[f]}, {part}')
+    for (frozen, part), line in t.groupby(['frozen', 'part'], sort=False):
+        style = '--' if part == 'train' else '-'
+        ax.errorbar(line.layer + 1, line['mean'], (line.hi - line.lo) / 2, ls=style, marker='o', ms=3, capsize=2,
+                    color=FREEZING_COLORS[frozen], label=f'{FREEZING_NAMES[frozen]}, {part}')
     ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title, xticks=sorted(t.layer.unique() + 1))
     ax.legend(frameon=False, fontsize='x-small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
 # %% ../../nbs/63_studies.freezing.ipynb #294e78b0
-def plot_landscape_slices(df: pd.DataFrame,  # Results of `landscape_runs`
-                          axs=None  # Where to draw
+def plot_landscape_slices(df: pd.DataFrame  # Results of `landscape_runs`
                          ):  # One Axes per epoch
     "Plot the loss along filter-normalized random directions: mean and range over seeds"
     cols = [c for c in df if c.startswith('slice_')]
-    t = np.array([float(c.removeprefix('slice_')) for c in cols])
+    distances = np.array([float(c.removeprefix('slice_')) for c in cols])
     epochs = sorted(df.epochs.unique())
-    axs = new_axes(len(epochs), size=_SIZE, sharey=True) if axs is None else axs
+    axs = new_axes(len(epochs), size=_SIZE, sharey=True)
     for ax, epoch in zip(axs, epochs):
-        for f, color in FREEZING_COLORS.items():
-            v = df[(df.epochs == epoch) & (df.frozen == f)][cols].to_numpy(dtype=float)
-            ax.plot(t, v.mean(0), 'o-', ms=3, color=color, label=FREEZING_NAMES[f])
-            ax.fill_between(t, v.min(0), v.max(0), color=color, alpha=.2, lw=0)
+        for frozen, color in FREEZING_COLORS.items():
+            losses = df[(df.epochs == epoch) & (df.frozen == frozen)][cols].to_numpy(dtype=float)
+            ax.plot(distances, losses.mean(0), 'o-', ms=3, color=color, label=FREEZING_NAMES[frozen])
+            ax.fill_between(distances, losses.min(0), losses.max(0), color=color, alpha=.2, lw=0)
         ax.set(title=f'after {epoch} epochs', xlabel='t', yscale='log')
     axs[0].set_ylabel('training loss')
     axs[-1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))

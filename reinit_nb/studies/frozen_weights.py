@@ -58,13 +58,11 @@ class StuckRun(Run):
 
 # %% ../../nbs/64_studies.frozen_weights.ipynb #59d9aa60
 def exposure(how: Learn,  # Learning rate, decay per epoch, weight decay, momentum
-             steps: int,  # Of an epoch
-             epochs: int | None = None  # Default: all
+             steps: int  # Of an epoch
             ) -> np.ndarray:  # After 0, 1, 2, … epochs
     "Return the number of factors of e by which weight decay alone shrinks a weight"
     check_number('steps', steps, 1, integer=True)
-    epochs = how.epochs if epochs is None else epochs
-    middle = (np.arange(steps * epochs) + .5) / steps / how.epochs   # halfway through each step
+    middle = (np.arange(steps * how.epochs) + .5) / steps / how.epochs   # halfway through each step
     lr = np.array([lr_at(how, pct) for pct in middle])
     per_epoch = lr.reshape(-1, steps).sum(1) * how.wd / (1 - how.momentum)
     return np.concatenate([[0.], per_epoch.cumsum()])
@@ -115,15 +113,14 @@ def _base(cls, arch, scale, n_train, learn, seed, **task):
     return cls(arch, Task(data, n_train=n, size=size, **task), learn, seed=seed, width=width)
 
 def freezing_runs(scale: str | None = None,  # As in `core.scale`
-                  seeds: int | None = None,  # How many; default: 3, or 2 at smoke scale
-                  archs: Sequence[str] = tuple(_LAPTOP_WIDTHS)  # Networks
+                  seeds: int | None = None  # How many; default: 3, or 2 at smoke scale
                  ) -> list[CountRun]:
     "Return the runs of Figure 3: both networks with every weight decay"
     scale = get_scale(scale)
     decays = by_scale((0., 5e-3), FREEZING_DECAYS + _EXTRA_DECAYS, FREEZING_DECAYS, scale)
     every = by_scale(2, 2, 1, scale)
     return [_base(CountRun, arch, scale, 1600, _learn(scale, 30, wd), s).replace(every=every)
-            for s in seed_range(seeds, (2, 3, 3), scale) for arch, wd in product(archs, decays)]
+            for s in seed_range(seeds, (2, 3, 3), scale) for arch, wd in product(_LAPTOP_WIDTHS, decays)]
 
 # %% ../../nbs/64_studies.frozen_weights.ipynb #7bfa3f4d
 _TREATMENTS = ('alone', 'zero', 'tiny', 'tiny3')   # filter 0, 1, 2, 3 of every layer
@@ -134,8 +131,8 @@ def layer_chains(model: nn.Module,  # Any network
                  x=None  # As in `wiring.wiring`
                 ) -> list[tuple[str, str, str]]:  # Layer, normalization, next layer
     "Return the chains in which a layer has one normalization and one reader"
-    return [(o.layer, o.norm, o.next) for o in layer_readers(model, x).itertuples()
-            if _is_single(o.norm) and _is_single(o.next) and not o.joins]
+    return [(row.layer, row.norm, row.next) for row in layer_readers(model, x).itertuples()
+            if _is_single(row.norm) and _is_single(row.next) and not row.joins]
 
 @torch.no_grad()
 def treat_filters(model: nn.Module,  # Changed in place
@@ -377,8 +374,9 @@ def plot_freezing_law(df: pd.DataFrame,  # From `label_freezing` of results of `
     decays = np.geomspace(df.wd[df.wd > 0].min(), 2 * df.wd.max(), 400)
     ax.plot(decays, freezing_epoch(how, steps, decays), 'k-', lw=1, label='exposure = log 100')
     for (arch, points), color, shift in zip(freezing_points(df).groupby('model'), ('C0', 'C1'), (.97, 1.03)):
-        for o in points.itertuples():   # from the last count without a frozen filter to the first one with
-            ax.plot([o.wd * shift] * 2, [o.before, o.epoch], color=color, lw=2.5, alpha=.6, solid_capstyle='butt')
+        for point in points.itertuples():   # from the last count without a frozen filter to the first one with
+            span = [point.before, point.epoch]
+            ax.plot([point.wd * shift] * 2, span, color=color, lw=2.5, alpha=.6, solid_capstyle='butt')
         ax.plot([], [], color=color, lw=2.5, label=f'first frozen filter, {arch}')
     never = sorted(set(df.wd[df.wd > 0]) - set(freezing_points(df).wd))
     ax.plot(never, [epochs] * len(never), 'v', c='gray', ms=5, label='none until the end')
@@ -429,9 +427,10 @@ def plot_pair_norms(t: pd.DataFrame  # From `pair_table`
     return axs
 
 # %% ../../nbs/64_studies.frozen_weights.ipynb #ffad1590
-def pair_fates(t: pd.DataFrame,  # From `pair_table`
-               near: float = .01,  # A pair with a norm below this is near zero
-               more: float = 1.1  # A pair has grown if its norm is multiplied by this or more
+_NEAR_ZERO = .01   # norm of a pair
+_GROWTH = 1.1      # a pair has grown if its norm is multiplied by more
+
+def pair_fates(t: pd.DataFrame  # From `pair_table`
               ) -> pd.DataFrame:  # wd, seed, layer, treatment, start, end, sigma, norm, norm_end, predicted, grew
     "Return prediction and outcome for every tiny pair, from one measurement of couplings to the next"
     rows = []
@@ -441,10 +440,10 @@ def pair_fates(t: pd.DataFrame,  # From `pair_table`
         measured = g[g.sigma.notna()]
         ends = [*measured.epoch[1:], g.epoch.max()]
         for start, end in zip(measured.itertuples(), ends):
-            if start.norm >= near or start.epoch >= end: continue
+            if start.norm >= _NEAR_ZERO or start.epoch >= end: continue
             rows.append(dict(zip(keys, key)) | dict(
                 start=start.epoch, end=end, sigma=start.sigma, norm=start.norm, norm_end=norms[end],
-                predicted=start.sigma > key[0], grew=norms[end] > more * start.norm))
+                predicted=start.sigma > key[0], grew=norms[end] > _GROWTH * start.norm))
     columns = [*keys, 'start', 'end', 'sigma', 'norm', 'norm_end', 'predicted', 'grew']
     return pd.DataFrame(rows, columns=columns)
 

@@ -28,6 +28,7 @@ from reinit_nb.core import (
     default_device,
     new_axes,
     note_device,
+    plain_log_axis,
 )
 from ..core import scale as get_scale
 from ..flatness import evaluate_loss, noise_curve
@@ -38,7 +39,7 @@ from ..rounds import RoundCallback
 from ..stats import mean_interval
 from .common import Figure, ResultsFile, Study, Table, seed_range
 from .freezing import missing_images
-from .spectra import ImageRun, hessian_summary, image_data, image_net, image_spectrum, plain_log_axis
+from .spectra import ImageRun, hessian_summary, image_data, image_net, image_spectrum
 from ..sweep import Engine
 from ..vision import Task
 

@@ -9,11 +9,10 @@ __all__ = ['PAPER_DATASETS', 'CONVERGED_NETWORKS', 'CONVERGED_DATASETS', 'ARMS',
            'converged_runs', 'converged_methods', 'converged_parts', 'converged_early', 'converged_settings',
            'tuning_runs', 'tuned_rates', 'condition_runs', 'converged_lists', 'precision_runs', 'precision_gains',
            'run_comparisons', 'comparison_results', 'check_equal_steps', 'label_comparisons', 'converged_progress',
-           'complete_cells', 'run_converged', 'load_converged', 'reinit_cnn_cost', 'label_cnn', 'setting_gains',
-           'paper_table2_gains', 'arm_gains', 'cnn_table2', 'count_signs', 'converged_gains', 'plot_converged_gains',
-           'plot_round_lengths', 'numbered_columns', 'plot_cnn_margins', 'plot_cnn_noise', 'weight_size_ratios',
-           'plot_weight_sizes', 'plot_lw_against_bl', 'round_steps_table', 'plot_round_steps', 'shortest_round',
-           'converged_cost']
+           'complete_cells', 'run_converged', 'reinit_cnn_cost', 'label_cnn', 'setting_gains', 'paper_table2_gains',
+           'arm_gains', 'cnn_table2', 'count_signs', 'converged_gains', 'plot_converged_gains', 'plot_round_lengths',
+           'numbered_columns', 'plot_cnn_margins', 'plot_cnn_noise', 'weight_size_ratios', 'plot_weight_sizes',
+           'plot_lw_against_bl', 'round_steps_table', 'plot_round_steps', 'shortest_round', 'converged_cost']
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #3787b04d
 import math
@@ -69,8 +68,8 @@ class CNNRun(Run):
         super().check()
         check_number('low', self.low, 0, 1, lo_open=True)
         check_number('repeats', self.repeats, 1, integer=True)
-        for o in self.ranks: check_number('ranks', o, 1, integer=True)
-        for o in (*self.sigmas, *self.shares): check_number('sigmas', o, 0, lo_open=True)
+        for value in self.ranks: check_number('ranks', value, 1, integer=True)
+        for value in (*self.sigmas, *self.shares): check_number('sigmas', value, 0, lo_open=True)
 
     def rows(self, stage):
         return [stage.measured | measure_cnn(stage.learn, self) | steps_per_round(stage.learn)]
@@ -155,8 +154,8 @@ def _combinations(scale):
     "Return the combinations of hyperparameters that are run, as indices"
     every = list(product((0, 1), repeat=len(_HYPERPARAMETERS)))
     if scale == 'paper': return every
-    balanced = [o for o in every if o[3] == o[0] ^ o[1] and o[4] == o[0] ^ o[2]]
-    return [o for o in balanced if not o[0]] if scale == 'smoke' else balanced
+    balanced = [levels for levels in every if levels[3] == levels[0] ^ levels[1] and levels[4] == levels[0] ^ levels[2]]
+    return [levels for levels in balanced if not levels[0]] if scale == 'smoke' else balanced
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #c0a00002
 class ConvergedNetwork(NamedTuple):
@@ -500,12 +499,6 @@ def run_converged(scale: str | None = None,  # As in `core.scale`
     run_comparisons(comparisons, store, **kw)
     return comparison_results(comparisons, store)
 
-def load_converged(path=None,  # Folder of results; default: that of the repository
-                   scale: str = 'laptop'  # Of the results
-                  ) -> pd.DataFrame:  # As from `comparison_results`
-    "Read the converged runs that are published"
-    return check_equal_steps(STUDY.load(path, scale).file('reinit_cnn_converged'))
-
 def _converged_leads(scale=None, seeds=None):
     "Return the runs of LW; the arms follow from their steps"
     return {f'leads_{k}': [c.run for c in cs] for k, cs in converged_lists(scale, seeds).items()}
@@ -569,17 +562,16 @@ def label_cnn(df: pd.DataFrame,  # Results
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #2514caaa
 def setting_gains(df: pd.DataFrame,  # Complete cells
                   value: str = 'test_acc',  # What is compared
-                  method: str = 'LW',  # This one …
-                  against: str = 'BL',  # … minus this one
+                  method: str = 'LW',  # The one that is compared with BL
                   on: Sequence[str] = SETTING_COLUMNS  # Columns that define a setting
                  ) -> pd.DataFrame:  # One row per setting: `on`, base, gain, n
-    "Return by how much a method is ahead, setting by setting"
+    "Return by how much a method is ahead of BL, setting by setting"
     by = list(dict.fromkeys([*on, 'seed']))
-    pairs = paired_differences(df, value, method, against, by=by).sort_values(by)
-    base = df[df.method == against].set_index(by)[value].rename('base')
+    pairs = paired_differences(df, value, method, 'BL', by=by).sort_values(by)
+    base = df[df.method == 'BL'].set_index(by)[value].rename('base')
     pairs = pairs.join(base, on=by)
     if pairs.difference.isna().any():
-        raise ReinitError(f'{method} and {against} cannot be paired: some runs have no {value}')
+        raise ReinitError(f'{method} and BL cannot be paired: some runs have no {value}')
     groups = pairs.groupby(list(on), sort=False)
     return groups.agg(base=('base', 'mean'), gain=('difference', 'mean'), n=('difference', 'size')).reset_index()
 
@@ -599,14 +591,14 @@ def arm_gains(*tables: pd.DataFrame,  # Complete cells, from one list or several
     df = df[df.fits]
     rows = []
     for arm in df.arm.unique():
-        if arm == 'BL' or arm in (o.name for o in _EARLY): continue
+        if arm == 'BL' or arm in (early.name for early in _EARLY): continue
         pairs = paired_differences(df, value, arm, 'BL', 'arm', [*_SETTING, 'seed'], complete=False)
         if not len(pairs): continue
         by_seed = factor * pairs.groupby('seed').difference.mean()
         wins, _, losses = count_signs(by_seed)
-        o = mean_interval(by_seed)
-        row = dict(arm=arm, cells=pairs.groupby(_SETTING).ngroups, seeds=o['n'], gain=o['mean'], lo=o['lo'], hi=o['hi'],
-                   wins=wins, losses=losses)
+        gain = mean_interval(by_seed)
+        row = dict(arm=arm, cells=pairs.groupby(_SETTING).ngroups, seeds=gain['n'], gain=gain['mean'], lo=gain['lo'],
+                   hi=gain['hi'], wins=wins, losses=losses)
         paper = paper_table2_gains(arm) if arm in PAPER_METHODS and value == 'test_acc' else None
         rows.append(row | dict(paper=math.nan if paper is None else paper[~paper.augment].gain.mean()))
     columns = ['arm', 'cells', 'seeds', 'gain', 'lo', 'hi', 'wins', 'losses', 'paper']
@@ -627,21 +619,19 @@ def count_signs(d: Sequence[float]) -> tuple[int, int, int]:  # Wins, ties, loss
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #c0a00032
 def converged_gains(df: pd.DataFrame,  # From `complete_cells`
-                    value: str = 'test_acc',  # What is compared
-                    against: str = 'BL',  # The arm that is subtracted
-                    factor: float = 100.  # Multiplies differences: 100 for points
+                    against: str = 'BL'  # The arm that is subtracted
                    ) -> pd.DataFrame:  # One row per cell: model, dataset, arm, n, base, gain, lo, hi, wins, losses
-    "Return by how much each arm is ahead, over paired seeds"
+    "Return by how many points each arm is ahead in test accuracy, over paired seeds"
     rows = []
-    for (m, d), g in df.groupby(_SETTING, sort=False):
-        for arm in g.arm.unique():
-            if arm == against or against not in set(g.arm): continue
-            pairs = paired_differences(g, value, arm, against, 'arm', complete=False)
-            o = mean_interval(factor * pairs.difference)
+    for (network, dataset), cell in df.groupby(_SETTING, sort=False):
+        for arm in cell.arm.unique():
+            if arm == against or against not in set(cell.arm): continue
+            pairs = paired_differences(cell, 'test_acc', arm, against, 'arm', complete=False)
+            gain = mean_interval(100 * pairs.difference)
             wins, _, losses = count_signs(pairs.difference)
-            base = factor * g[g.arm.eq(against) & g.seed.isin(pairs.seed)][value].mean()
-            rows.append(dict(model=m, dataset=d, arm=arm, n=o['n'], base=base, gain=o['mean'], lo=o['lo'], hi=o['hi'],
-                             wins=wins, losses=losses))
+            base = 100 * cell[cell.arm.eq(against) & cell.seed.isin(pairs.seed)].test_acc.mean()
+            rows.append(dict(model=network, dataset=dataset, arm=arm, n=gain['n'], base=base, gain=gain['mean'],
+                             lo=gain['lo'], hi=gain['hi'], wins=wins, losses=losses))
     return pd.DataFrame(rows)
 
 def plot_converged_gains(table: pd.DataFrame,  # From `converged_gains`
@@ -682,9 +672,9 @@ def plot_round_lengths(df: pd.DataFrame  # Complete cells of `converged_early`
         for m in ('BL', 'LW'):
             values = {k: 100 * df[(df.dataset == dataset) & (df.arm == m + name)].test_acc
                       for k, name in ROUND_SHARES.items()}
-            o = pd.DataFrame({k: mean_interval(v) for k, v in values.items() if len(v)}).T
-            ax.errorbar(o.index, o['mean'], [o['mean'] - o.lo, o.hi - o['mean']], fmt='o-', capsize=3,
-                        **_line_style(m))
+            means = pd.DataFrame({k: mean_interval(v) for k, v in values.items() if len(v)}).T
+            error = [means['mean'] - means.lo, means.hi - means['mean']]
+            ax.errorbar(means.index, means['mean'], error, fmt='o-', capsize=3, **_line_style(m))
         ax.set(title=dataset_label(dataset), xscale='log', xlabel='share of the steps to convergence')
         ax.set_xticks(list(ROUND_SHARES), [f'{k:g}' for k in ROUND_SHARES], minor=False)
         ax.minorticks_off()
@@ -761,12 +751,11 @@ def plot_weight_sizes(t: pd.DataFrame  # From `weight_size_ratios`
     return ax
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #939d5db0
-def plot_lw_against_bl(t: pd.DataFrame,  # From `setting_gains`, with `base` and `gain` as shares
-                       axs=None
+def plot_lw_against_bl(t: pd.DataFrame  # From `setting_gains`, with `base` and `gain` as shares
                       ):  # One Axes per dataset
     "Draw Figure 7: LW against BL, one dot per setting"
     datasets = list(t.dataset.unique())
-    axs = new_axes(len(datasets), size=(3.3, 3)) if axs is None else axs
+    axs = new_axes(len(datasets), size=(3.3, 3))
     for ax, d in zip(axs, datasets):
         g = t[t.dataset == d]
         x, y = 100 * g.base, 100 * (g.base + g.gain)
@@ -777,11 +766,10 @@ def plot_lw_against_bl(t: pd.DataFrame,  # From `setting_gains`, with `base` and
     return axs
 
 # %% ../../nbs/62_studies.reinit_cnn.ipynb #38ce7c0e
-def round_steps_table(df: pd.DataFrame,  # Complete cells
-                      method: str = 'LW'  # Which
+def round_steps_table(df: pd.DataFrame  # Complete cells
                      ) -> pd.DataFrame:  # One row per network and round: steps with interval
-    "Return how many steps each round took to learn"
-    d = _long(df[df.method == method], 'fit_', 'round').dropna()
+    "Return how many steps each round of LW took to learn"
+    d = _long(df[df.method == 'LW'], 'fit_', 'round').dropna()
     t = summary(d, ['model', 'round'], 'y').rename(columns=dict(mean='steps'))
     return t.astype(dict(round=int))[['model', 'round', 'n', 'steps', 'lo', 'hi']]
 

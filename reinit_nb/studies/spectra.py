@@ -250,7 +250,7 @@ def _sharpness(net, x, y, run):
     row = hessian_summary(net, data, run.probes, run.seed, F.mse_loss, tol=1e-3)
     return row | (_density(net, data, run.density, run.seed, F.mse_loss) if run.density else {})
 
-def _sampled(g, n=256): return _as_text(g.flatten()[::len(g) // n].tolist())
+def _sampled(values): return _as_text(values.flatten()[::len(values) // 256].tolist())
 
 def _measure_member(net, run, before, after, left):
     "Return the measurements of one run that are not batched; `before`, `after`: 1 × points × 1"
@@ -414,14 +414,11 @@ def variance_runs(scale: str | None = None) -> list[WaveRun]:
 GAUSSIAN_WIDTHS = (.05, .1, .3, 1.)   # the paper states none
 GAUSSIAN_RATES = (1e-4, 3e-4)
 
-def split_signals(k: int,  # How many of each
-                  n: int = 8,  # Equally spaced points
-                  length: float = 10.,  # From the first to the last
-                  seed: int = 100  # As in `coordinate_nets.random_signals`
+def split_signals(k: int  # How many of each
                  ) -> dict[str, list[Signal]]:  # resolved, aliased
-    "Draw signals of experiment 5 until there are `k` that the points resolve and `k` that they do not"
-    nyquist = (n - 1) / 2 / length
-    signals = random_signals(400, seed)
+    "Draw signals of experiment 5 until there are `k` that its 8 points on [0, 10] resolve and `k` that they do not"
+    nyquist = (8 - 1) / 2 / 10.
+    signals = random_signals(400, seed=100)
     found = dict(resolved=[s for s in signals if max(s.freqs) < nyquist],
                  aliased=[s for s in signals if max(s.freqs) >= nyquist])
     for kind, some in found.items():
@@ -603,16 +600,15 @@ def _image_epochs(scale, dataset, name):
     if (scale, dataset, name) == ('laptop', 'cifar100', 'convmixer'): return 120   # 60 are too few for six of nine runs
     return by_scale(2, 60, 400, scale)
 
-def image_runs(scale: str | None = None,  # As in `core.scale`
-               datasets: Sequence[str] = ('cifar10', 'cifar100')  # At smoke scale it is digits
+def image_runs(scale: str | None = None  # As in `core.scale`
               ) -> list[ImageRun]:
-    "Return experiment 4: image networks with different starts"
+    "Return experiment 4: image networks with different starts, on CIFAR-10 and CIFAR-100; at smoke scale, on digits"
     scale = get_scale(scale)
     options = dict(batch=by_scale(16, 50, 128, scale), n_test=by_scale(100, 2000, None, scale),
                    looked=by_scale(16, 100, 1000, scale), probes=by_scale(2, 10, 100, scale))
     labels = by_scale(FIRST_LABELS, FIRST_LABELS[:3], FIRST_LABELS, scale)
     runs = []
-    for dataset in ('digits',) if scale == 'smoke' else datasets:
+    for dataset in by_scale(('digits',), ('cifar10', 'cifar100'), ('cifar10', 'cifar100'), scale):
         classes = 20 if dataset == 'cifar100' and scale == 'laptop' else None
         task = Task(dataset, n_train=by_scale(50, 500, None, scale), valid=0., size=by_scale(None, 16, 64, scale),
                     classes=classes)
@@ -649,10 +645,10 @@ def screen_table(df: pd.DataFrame  # Results of `screen_runs`
     return t.assign(ratio=ratio, harder=both & (ratio >= 2))
 
 # %% ../../nbs/66_studies.spectra.ipynb #1decf1df
-def _numbers(v):
+def _numbers(text):
     "Read a tuple of numbers, which is text in a results file"
-    if not isinstance(v, str): return list(v)
-    return [float(o) for o in v.strip('()[]').split(',') if o.strip()]
+    if not isinstance(text, str): return list(text)
+    return [float(number) for number in text.strip('()[]').split(',') if number.strip()]
 
 def label_waves(df: pd.DataFrame  # Results of coordinate networks
                ) -> pd.DataFrame:  # With act, depth, a, kind (network and start), left (loss over the signal's power)
@@ -662,7 +658,8 @@ def label_waves(df: pd.DataFrame  # Results of coordinate networks
     small = np.where(np.isclose(d.sigma, .03), ' low', d.sigma.map(' {:.2g}'.format))
     weights = np.where(d['net.init'] == 'normal', small, np.where(d['net.init'] == 'he', ' he', ''))
     start = np.where(d.start == 'random', '', ', ' + d.start)
-    power = np.array([sum(h * h for h in _numbers(o)) / 2 for o in d['signal.heights']]) + d['signal.offset']**2
+    power_of_waves = d['signal.heights'].map(lambda heights: sum(h * h for h in _numbers(heights)) / 2)
+    power = power_of_waves.astype(float) + d['signal.offset']**2
     return d.assign(kind=d.act + weights + start, left=d.loss / power)
 
 def frequency_steps(df: pd.DataFrame  # Results of `sequence_runs`
@@ -684,11 +681,9 @@ def frequency_order(t: pd.DataFrame  # From `frequency_steps`
 
 # %% ../../nbs/66_studies.spectra.ipynb #a1f00031
 def flatness_pairs(df: pd.DataFrame,  # Results of `flatness_runs` or `minimum_runs`
-                   high: str = 'gaussian',  # Kind of network, as from `label_waves`
-                   low: str = 'gaussian low',
                    most: float = .001  # A pair counts if both leave no more of the signal's power at their points
                   ) -> pd.DataFrame:  # seed, a, lr, signals; high − low: error, centroid; log10 of high/low: trace, top
-    "Compare networks of high and low bandwidth, pair by pair"
+    "Compare Gaussian networks of high and low bandwidth, pair by pair"
     d = label_waves(df) if 'kind' not in df else df
     nyquist = (d.n - 1) / 2 / (d.hi - d.lo)
     highest = d['signal.freqs'].map(_numbers).map(max)
@@ -697,8 +692,8 @@ def flatness_pairs(df: pd.DataFrame,  # Results of `flatness_runs` or `minimum_r
     d = d[d.left <= most]
     index = ['seed', 'a', 'lr', 'signals', 'signal.freqs']
     values = ['error', 'centroid', 'trace', 'top']
-    one, other = (d[d.kind == k].set_index(index)[values] for k in (high, low))
-    return (one - other).dropna().reset_index().sort_values(index[:4], ignore_index=True)
+    high, low = (d[d.kind == k].set_index(index)[values] for k in ('gaussian', 'gaussian low'))
+    return (high - low).dropna().reset_index().sort_values(index[:4], ignore_index=True)
 
 def flatness_map(pairs: pd.DataFrame  # From `flatness_pairs`
                 ) -> pd.DataFrame:  # a, lr, signals, value, and as `stats.summary`
@@ -723,32 +718,29 @@ def _rank_correlations(values, among):
         return np.corrcoef(_ranks(values, among), rowvar=False)[0, 1:]
 
 def rank_predictors(df: pd.DataFrame,  # One row for each run
-                    y: str = 'error',  # What is to be predicted
                     xs: Sequence[str] = ('centroid0', 'top', 'trace'),  # By what; the first is compared with the others
-                    group: str = 'seed',  # Rows with the same are resampled together
-                    n: int = 1000,  # Resamples
-                    seed: int = 0,  # Of the resampling
+                    n: int = 1000,  # Resamples, of seeds
                     within: str | None = None  # Ranks are taken among rows with the same; default: among all
                    ) -> pd.DataFrame:  # rho, lo, hi; ahead(_lo, _hi): |rho| of the first minus this one's; n, groups
-    "Compute rank correlations with bootstrap intervals, one row for each of `xs`"
-    d = df[[y, group, *xs]].assign(_among=0 if within is None else pd.factorize(df[within])[0]).dropna()
-    groups = list(d.reset_index(drop=True).groupby(group).indices.values())
-    if len(groups) < 2:
-        raise ReinitError(f'group={group!r}: there are {len(groups)} groups, and two or more are needed')
-    values = d[[y, *xs]].to_numpy(dtype=float)
-    among = d._among.to_numpy()
-    rng = np.random.default_rng(seed)
+    "Compute rank correlations with the error, and their bootstrap intervals, one row for each of `xs`"
+    among = 0 if within is None else pd.factorize(df[within])[0]
+    runs = df[['error', 'seed', *xs]].assign(_among=among).dropna()
+    groups = list(runs.reset_index(drop=True).groupby('seed').indices.values())
+    if len(groups) < 2: raise ReinitError(f'there are runs of {len(groups)} seeds, and two or more are needed')
+    values = runs[['error', *xs]].to_numpy(dtype=float)
+    among = runs._among.to_numpy()
+    rng = np.random.default_rng(0)
     resampled = []
     for _ in range(n):
-        i = np.concatenate([groups[k] for k in rng.integers(len(groups), size=len(groups))])
-        resampled.append(_rank_correlations(values[i], among[i]))
+        drawn = np.concatenate([groups[k] for k in rng.integers(len(groups), size=len(groups))])
+        resampled.append(_rank_correlations(values[drawn], among[drawn]))
     resampled = np.array(resampled)
     rho = _rank_correlations(values, among)
     lo, hi = np.nanquantile(resampled, (.025, .975), axis=0)
     size = np.abs(resampled)
     ahead_lo, ahead_hi = np.nanquantile(size[:, :1] - size, (.025, .975), axis=0)
     return pd.DataFrame(dict(predictor=xs, rho=rho, lo=lo, hi=hi, ahead=abs(rho[0]) - abs(rho), ahead_lo=ahead_lo,
-                             ahead_hi=ahead_hi, n=len(d), groups=len(groups)))
+                             ahead_hi=ahead_hi, n=len(runs), groups=len(groups)))
 
 # %% ../../nbs/66_studies.spectra.ipynb #312606d9
 def _recorded(df, column):
@@ -759,11 +751,12 @@ def recorded_curves(df: pd.DataFrame  # Results with `curve`
                    ) -> pd.DataFrame:  # kind, depth, seed, x, target, before, after
     "Return recorded functions in the long form"
     tables = []
-    for o in label_waves(_recorded(df, 'after')).to_dict('records'):
-        before, after = (np.array(o[k].split(), dtype=float) for k in ('before', 'after'))
-        x = o['lo'] + (o['hi'] - o['lo']) * np.arange(len(after)) / len(after)
-        signal = Signal(tuple(_numbers(o['signal.freqs'])), tuple(_numbers(o['signal.heights'])), o['signal.offset'])
-        tables.append(pd.DataFrame(dict(kind=o['kind'], depth=o['depth'], seed=o['seed'], x=x,
+    for run in label_waves(_recorded(df, 'after')).to_dict('records'):
+        before, after = (np.array(run[k].split(), dtype=float) for k in ('before', 'after'))
+        x = run['lo'] + (run['hi'] - run['lo']) * np.arange(len(after)) / len(after)
+        freqs, heights = (tuple(_numbers(run[f'signal.{k}'])) for k in ('freqs', 'heights'))
+        signal = Signal(freqs, heights, run['signal.offset'])
+        tables.append(pd.DataFrame(dict(kind=run['kind'], depth=run['depth'], seed=run['seed'], x=x,
                                         target=signal(torch.tensor(x)), before=before, after=after)))
     if not tables: raise ReinitError('df has no recorded curves: take runs with curve=True')
     return pd.concat(tables, ignore_index=True)
@@ -819,12 +812,12 @@ def gradient_densities(df: pd.DataFrame,  # Results of `image_runs`
                       ) -> pd.DataFrame:  # model, labels, seed, gradient, density
     "Return histograms of the gradients at the pixels, from the recorded quantiles"
     tables = []
-    for o in df.to_dict('records'):
-        q = np.array(o[f'quantiles{when}'].split(), dtype=float)
-        width = np.diff(q)
+    for result in df.to_dict('records'):
+        quantiles = np.array(result[f'quantiles{when}'].split(), dtype=float)
+        width = np.diff(quantiles)
         keep = width > 0
-        middle, share = ((q[1:] + q[:-1]) / 2)[keep], np.diff(QUANTILE_LEVELS)[keep]
-        run = {k: o[k] for k in ('model', 'labels', 'seed')}
+        middle, share = ((quantiles[1:] + quantiles[:-1]) / 2)[keep], np.diff(QUANTILE_LEVELS)[keep]
+        run = {k: result[k] for k in ('model', 'labels', 'seed')}
         tables.append(pd.DataFrame(run | dict(gradient=middle, density=share / width[keep])))
     return pd.concat(tables, ignore_index=True)
 
@@ -915,9 +908,9 @@ def plot_flatness_map(t: pd.DataFrame  # From `flatness_map`
         image = ax.imshow(grid, cmap=pale, vmin=-limit, vmax=limit, aspect='auto')
         for (i, a), (j, c) in product(enumerate(widths), enumerate(columns)):
             if (a, *c) not in d.index: continue
-            o = d.loc[(a, *c)]
-            mark = '●' if o.lo > 0 or o.hi < 0 else ''
-            ax.text(j, i, f'{o["mean"]:+.2g} {mark}', ha='center', va='center', fontsize='x-small')
+            gap = d.loc[(a, *c)]
+            mark = '●' if gap.lo > 0 or gap.hi < 0 else ''
+            ax.text(j, i, f'{gap["mean"]:+.2g} {mark}', ha='center', va='center', fontsize='x-small')
         ax.set_xticks(range(len(columns)), [f'{kind}\n{lr:g}' for kind, lr in columns], fontsize='small')
         ax.set_yticks(range(len(widths)), [f'{a:g}' for a in widths])
         ax.set_title(_FLATNESS_NAMES[value], fontsize='medium')
@@ -930,11 +923,11 @@ def recorded_eigenvalues(df: pd.DataFrame  # Results with `density`
                         ) -> pd.DataFrame:  # recipe, eigenvalue, weight, larger (share that is not smaller); descending
     "Return recorded spectra of the Hessian in the long form"
     tables = []
-    for o in _recorded(df, 'nodes').to_dict('records'):
-        eigenvalue, weight = (np.array(str(o[k]).split(), dtype=float) for k in ('nodes', 'weights'))
-        i = np.argsort(-eigenvalue)
-        tables.append(pd.DataFrame(dict(recipe=o['recipe'], eigenvalue=eigenvalue[i], weight=weight[i],
-                                        larger=np.cumsum(weight[i]))))
+    for run in _recorded(df, 'nodes').to_dict('records'):
+        eigenvalue, weight = (np.array(str(run[k]).split(), dtype=float) for k in ('nodes', 'weights'))
+        order = np.argsort(-eigenvalue)
+        tables.append(pd.DataFrame(dict(recipe=run['recipe'], eigenvalue=eigenvalue[order], weight=weight[order],
+                                        larger=np.cumsum(weight[order]))))
     if not tables: raise ReinitError('df has no recorded spectra of the Hessian: take runs with density')
     return pd.concat(tables, ignore_index=True)
 

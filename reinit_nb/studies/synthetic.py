@@ -83,25 +83,26 @@ def table5_search() -> list[dict]:  # Arguments of `table5_recipes`
     def descent(total, head, **kw):
         return dict(opt='sgd', lr=.05, steps=total // 5, l2_head=head, factor=1., **kw)
     both = (True, False)
-    tried = [adam(lr, T, h, f) for lr in (.01, .03) for T in (1000, 5000) for h in both for f in (1., 2.)]
-    tried += [adam(.01, T, h, 5.) for T in (1000, 5000) for h in both]
+    tried = [adam(lr, total, head, factor)
+             for lr in (.01, .03) for total in (1000, 5000) for head in both for factor in (1., 2.)]
+    tried += [adam(.01, total, head, 5.) for total in (1000, 5000) for head in both]
     tried += [adam(lr, 5000, False, opt_state='keep') for lr in (.01, .03)]
-    tried += [adam(.05, T, False) for T in (2000, 5000)]
-    tried += [adam(.001, T, h) for T in (2000, 5000) for h in both]
-    tried += [descent(T, h) for T in (2000, 9000) for h in both]
-    tried += [descent(5000, h, momentum=.9) for h in both]
-    tried += [adam(.001, 8000, h, batch=32) for h in both]
-    tried += [adam(.01, 4000, h, batch=32) for h in both]
+    tried += [adam(.05, total, False) for total in (2000, 5000)]
+    tried += [adam(.001, total, head) for total in (2000, 5000) for head in both]
+    tried += [descent(total, head) for total in (2000, 9000) for head in both]
+    tried += [descent(5000, head, momentum=.9) for head in both]
+    tried += [adam(.001, 8000, head, batch=32) for head in both]
+    tried += [adam(.01, 4000, head, batch=32) for head in both]
     tried += [adam(.01, 5000, False, init='he_normal')]
     # these fit better without a penalty on the head and with larger factors: more of those
-    tried += [adam(.01, T, False, f) for f in (10., 20.) for T in (500, 1000, 2000, 5000)]
-    tried += [adam(.01, T, False, 5.) for T in (500, 2000)]
+    tried += [adam(.01, total, False, factor) for factor in (10., 20.) for total in (500, 1000, 2000, 5000)]
+    tried += [adam(.01, total, False, 5.) for total in (500, 2000)]
     further = {.001: [(2000, 10.)], .003: [(2000, 10.)],
                .03: [(500, 10.), (1000, 5.), (1000, 8.), (1000, 10.), (1000, 20.), (2000, 10.), (5000, 10.)],
                .02: [(700, 8.), (1000, 2.), (1000, 5.), (1000, 8.), (1000, 10.), (1500, 5.), (1500, 8.), (2000, 5.),
                      (2000, 10.)],
                .05: [(500, 10.), (1000, 10.)]}
-    return tried + [adam(lr, T, False, f) for lr, pairs in further.items() for T, f in pairs]
+    return tried + [adam(lr, total, False, factor) for lr, pairs in further.items() for total, factor in pairs]
 
 # %% ../../nbs/61_studies.synthetic.ipynb #a62f0009
 def sweep_lists(scale: str | None = None,  # As in `core.scale`
@@ -112,12 +113,12 @@ def sweep_lists(scale: str | None = None,  # As in `core.scale`
     alphas = by_scale((.5, 1.), *[(.25, .5, .75, 1., 1.5, 2., 3.)] * 2, scale)
     per_block = by_scale((1, 2), *[(1, 2, 3, 5, 8)] * 2, scale)
     tried = table5_search()
-    if get_scale(scale) == 'smoke': tried = [o | dict(steps=2) for o in tried[:3]]
+    if get_scale(scale) == 'smoke': tried = [arguments | dict(steps=2) for arguments in tried[:3]]
     return dict(
         readings=table1_readings(scale, many),
         alphas=table1_recipes(scale, few, alphas=alphas),
         rounds=[r for n in per_block for r in table1_recipes(scale, few, alphas=(1.,), n_iter=n)],
-        search=[r for o in tried for r in table5_recipes(scale, three, **o)])
+        search=[r for arguments in tried for r in table5_recipes(scale, three, **arguments)])
 
 def table1_readings(scale: str | None = None,  # As in `core.scale`
                     seeds: int | None = None  # As in `table1_recipes`
@@ -174,8 +175,8 @@ def restart_gains(df: pd.DataFrame,  # Runs of `table5_recipes` and `table5_rest
     for penalty, g in d.groupby('penalty'):
         row = {'L2 penalty': penalty}
         for arm, against in (('restart', 'Baseline'), ('Rescaling', 'restart'), ('LW', 'restart')):
-            o = paired_interval(g, 'acc', arm, against, arm='arm')
-            row[f'{arm} − {against}'] = format_interval(o['mean'], o['lo'], o['hi'])
+            gain = paired_interval(g, 'acc', arm, against, arm='arm')
+            row[f'{arm} − {against}'] = format_interval(gain['mean'], gain['lo'], gain['hi'])
         rows.append(row)
     return pd.DataFrame(rows).set_index('L2 penalty')
 
@@ -268,7 +269,7 @@ def plot_synthetic_norms(df: pd.DataFrame,  # Runs of `table1_recipes`
 def _best_methods(t, by, name, digits):
     "Name the best method at each setting"
     best = t.loc[t.groupby(by)['mean'].idxmax()]
-    said = '; '.join(f'{name} = {o[by]:g}: {o.method} {o["mean"]:.{digits}f}' for _, o in best.iterrows())
+    said = '; '.join(f'{name} = {row[by]:g}: {row.method} {row["mean"]:.{digits}f}' for _, row in best.iterrows())
     return f'the best of ours are {said}'
 
 def _table1_alt(df):

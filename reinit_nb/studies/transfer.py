@@ -120,18 +120,17 @@ def _size(scale, pretrained=False):
 
 # %% ../../nbs/65_studies.transfer.ipynb #8f6aedb8
 _THIN_EPOCHS = 10           # of a stage at laptop scale
+_THIN_STEPS = 14            # of an epoch at laptop scale
 _THIN_IMAGES = 500          # for training and validation, at laptop scale
 DECAY_FACTOR = 20.         # weight decay of short stages over the paper's
 LONG_STAGE_DECAY = .02     # weight decay of task changes, whose first stages are longer
 _FEWER_CLASSES = dict(cifar100=20, oxford_pet=10)
 
-def matching_decay_factor(steps: int = 14,  # Of an epoch
-                          epochs: int = _THIN_EPOCHS  # Of a stage
-                         ) -> float:
+def matching_decay_factor() -> float:
     "Return the factor of the weight decay that matches the paper's exposure (Table 6, 200 epochs of 351 steps)"
     how = Learn(lr=.05, decay=.95, wd=.001, epochs=200)
     paper_steps = int(.9 * 50_000) // _PAPER_BATCH
-    return float(exposure(how, paper_steps)[-1] / exposure(how.replace(epochs=epochs), steps)[-1])
+    return float(exposure(how, paper_steps)[-1] / exposure(how.replace(epochs=_THIN_EPOCHS), _THIN_STEPS)[-1])
 
 def short_stage(how: Learn,  # The paper's
                 scale: str | None = None  # `smoke` or `laptop`
@@ -170,11 +169,10 @@ def fine_tuning_task(task: Task,  # The paper's
     fewer = {k: v for k, v in dict(classes=_FEWER_CLASSES.get(task.dataset)).items() if v}
     return task.replace(n_train=images, size=48, channels=3, **fewer)
 
-def fine_tuning_stage(how: Learn,  # The paper's
-                      epochs: int = 8  # 64 steps of 140 images
+def fine_tuning_stage(how: Learn  # The paper's
                      ) -> Learn:
-    "Return a stage with batches of 16, and a learning rate in proportion"
-    return how.replace(lr=how.lr * 16 / _PAPER_BATCH, batch=16, epochs=epochs, patience=None)
+    "Return a stage of 64 steps with batches of 16 (of 140 images), and a learning rate in proportion"
+    return how.replace(lr=how.lr * 16 / _PAPER_BATCH, batch=16, epochs=8, patience=None)
 
 # %% ../../nbs/65_studies.transfer.ipynb #45cb2b98
 def _augmentation(task):
@@ -221,14 +219,12 @@ def pets_runs(scale: str | None = None) -> dict[str, PathRun]:
     return {k: runs[k].replace(path=((task, runs[k].path[0][1]),)) for k in ('standard', 'reset')}
 
 def task_change_runs(scale: str | None = None,  # As in `core.scale`
-                     seeds: int | None = None,  # How many; default: 3, or 2 at smoke scale
-                     only: Sequence[str] | None = None  # Some of `TASK_CHANGES`; default: all, and Oxford Pets
+                     seeds: int | None = None  # How many; default: 3, or 2 at smoke scale
                     ) -> dict:  # (change, variant) → runs
-    "Return the runs of Tables 6 to 8"
-    if only is None:
-        every = tuple(TASK_CHANGES)
-        only = by_scale(('CIFAR-10: blurred to sharp (ResNet18)', 'ImageNet to KMNIST'), every, every, scale)
-    runs = {(change, k): r for change in only for k, r in change_paths(change, scale).items()}
+    "Return the runs of Tables 6 to 8, and of ImageNet → Oxford Pets"
+    every = tuple(TASK_CHANGES)
+    changes = by_scale(('CIFAR-10: blurred to sharp (ResNet18)', 'ImageNet to KMNIST'), every, every, scale)
+    runs = {(change, k): r for change in changes for k, r in change_paths(change, scale).items()}
     if get_scale(scale) != 'smoke': runs |= {('ImageNet to Oxford Pets', k): r for k, r in pets_runs(scale).items()}
     return _over_seeds(runs, seeds, scale)
 
@@ -253,33 +249,32 @@ def _two_stages(name, tasks, rates, decays, scale):
     return PathRun(name, tuple(zip(tasks, hows)), **_size(scale))
 
 def decay_runs(scale: str | None = None,  # As in `core.scale`
-               seeds: int | None = None,  # As in `task_change_runs`
-               models: Sequence[str] = ('resnet18', 'allcnn')  # Networks
+               seeds: int | None = None  # As in `task_change_runs`
               ) -> dict:  # (model, weight decay) → runs
     "Return the runs of Figure 5, over weight decay"
     tasks = paper_tasks()['Table 6: blurred → sharp']
     settings = by_scale(('0', '1e-3', '1e-4 → 1e-3'), tuple(DECAY_SETTINGS), tuple(DECAY_SETTINGS), scale)
-    runs = {(m, k): _two_stages(m, tasks, (_HIGH, _HIGH), DECAY_SETTINGS[k], scale) for m in models for k in settings}
+    runs = {(m, k): _two_stages(m, tasks, (_HIGH, _HIGH), DECAY_SETTINGS[k], scale)
+            for m in ('resnet18', 'allcnn') for k in settings}
     return _over_seeds(runs, seeds, scale)
 
 def rate_runs(scale: str | None = None,  # As in `core.scale`
-              seeds: int | None = None,  # As in `task_change_runs`
-              models: Sequence[str] | None = None  # Networks; default: ResNet18, and All-CNN at the paper's scale
+              seeds: int | None = None  # As in `task_change_runs`
              ) -> dict:  # (model, learning rate) → runs
-    "Return the runs of Figure 5, over learning rates"
+    "Return the runs of Figure 5, over learning rates: of ResNet18, and of All-CNN at the paper's scale"
     tasks = paper_tasks()['Table 6: blurred → sharp']
     settings = by_scale(('0.0005', '0.05', '0.005 → 0.05'), tuple(RATE_SETTINGS), tuple(RATE_SETTINGS), scale)
-    models = models or by_scale(('resnet18',), ('resnet18',), ('resnet18', 'allcnn'), scale)
+    models = by_scale(('resnet18',), ('resnet18',), ('resnet18', 'allcnn'), scale)
     runs = {(m, k): _two_stages(m, tasks, RATE_SETTINGS[k], (1e-3, 1e-3), scale) for m in models for k in settings}
     return _over_seeds(runs, seeds, scale)
 
 # %% ../../nbs/65_studies.transfer.ipynb #9efba7bb
 def warm_start_runs(scale: str | None = None,  # As in `core.scale`
-                    seeds: int | None = None,  # As in `task_change_runs`
-                    rates: Sequence[str] = ('0.0005', '0.005', '0.05')  # Learning rates, of both stages
-                   ) -> dict:  # (start, learning rate) → runs
+                    seeds: int | None = None  # As in `task_change_runs`
+                   ) -> dict:  # (start, learning rate of both stages) → runs
     "Return warm starts with 10% of the images, and cold ones of equal steps in the second stage and in total"
     tasks = paper_tasks()['Figure 6: warm start']
+    rates = ('0.0005', '0.005', '0.05')
     runs = {}
     for rate in by_scale(rates[-1:], rates, rates, scale):
         warm = _two_stages('resnet18', tasks, RATE_SETTINGS[rate], (1e-3, 1e-3), scale)
@@ -309,13 +304,11 @@ def _on_fraction(run, fraction, scale):
     return run.replace(path=(*first, (task.replace(n_train=n), how)))
 
 def sample_runs(scale: str | None = None,  # As in `core.scale`
-                seeds: int | None = None,  # As in `task_change_runs`
-                fractions: Sequence[float] | None = None  # Of the training images; default: `SAMPLE_FRACTIONS`
-               ) -> dict:  # (fraction, variant) → runs
+                seeds: int | None = None  # As in `task_change_runs`
+               ) -> dict:  # (fraction of the training images, variant) → runs
     "Return the runs of Figure 7"
     scale = get_scale(scale)
-    if fractions is None: fractions = by_scale(SAMPLE_FRACTIONS[1::2], SAMPLE_FRACTIONS, SAMPLE_FRACTIONS, scale)
-    for f in fractions: check_number('fractions', f, .1, 1)   # a batch or more, and an image of each class
+    fractions = by_scale(SAMPLE_FRACTIONS[1::2], SAMPLE_FRACTIONS, SAMPLE_FRACTIONS, scale)
     table7 = change_paths('ImageNet to FashionMNIST', scale)
     standard = table7['standard']
     *first, (task, how) = standard.path
@@ -343,11 +336,10 @@ def _with_interventions(change, wd, scale):
     return {k: runs['standard'].replace(path=(first, (task2, how))) for k, how in variants.items()}
 
 def transfer_intervention_runs(scale: str | None = None,  # As in `core.scale`
-                               seeds: int | None = None,  # As in `task_change_runs`
-                               decays: Sequence[float] | None = None  # Of the first stage; default: `FIRST_DECAYS`
+                               seeds: int | None = None  # As in `task_change_runs`
                               ) -> dict:  # (change, intervention) → runs
     "Return all interventions before the second task, after blurred images with more and more weight decay"
-    decays = decays or by_scale(FIRST_DECAYS[-1:], FIRST_DECAYS, (1e-4, 5e-4, 1e-3, 5e-3), scale)
+    decays = by_scale(FIRST_DECAYS[-1:], FIRST_DECAYS, (1e-4, 5e-4, 1e-3, 5e-3), scale)
     runs = {}
     for wd in decays:
         paths = _with_interventions(_BLURRED_TO_SHARP, wd, scale)
@@ -467,8 +459,9 @@ def _annealed_size(scale): return dict(width=by_scale(1 / 16, 1 / 8, 1., scale))
 EXPOSURES = {   # of the first stage, for the weight decays of two stages
     '0': (0., 0.), '1e-4': (.6, .6), '1e-3': (6., 6.), '1e-4 → 1e-3': (.6, 6.)}
 
-def _annealed_path(model, rates, exposures, scale, images=5000):
+def _annealed_path(model, rates, exposures, scale):
     "Return blurred → sharp with the rates of two stages and the weight decays of two exposures"
+    images = 5000
     tasks = [annealed_task(t, images, scale) for t in paper_tasks()['Table 6: blurred → sharp']]
     hows = [annealed_stage(Learn(lr=lr, decay=decay, wd=1e-3, batch=_PAPER_BATCH, epochs=200, patience=40), epochs,
                            scale=scale) for (lr, decay), epochs in zip(rates, ANNEALED_EPOCHS)]
@@ -545,10 +538,10 @@ def _annealed_change(change, scale):
     return {k: SpeedRun(name, ((tasks[0], first), (tasks[1], how)), **_annealed_size(scale))
             for k, how in variants.items()}
 
-def _annealed_fine_tuning(change, scale, images=1000, epochs=6):
+def _annealed_fine_tuning(change, scale, epochs=6):
     "Return a row of Tables 7 and 8, both arms at the rate of the arm without a reset"
     name, tasks, first, reset, _ = paper_row(change)
-    task = tasks[-1] if scale == 'paper' else fine_tuning_task(tasks[-1], images)
+    task = tasks[-1] if scale == 'paper' else fine_tuning_task(tasks[-1], 1000)
     standard = annealed_stage(first, epochs, 32, scale)
     if scale != 'paper': standard = standard.replace(lr=standard.lr * 32 / _PAPER_BATCH)
     variants = dict(standard=standard, reset=_with_gamma(standard.replace(before=reset.before)))
@@ -661,34 +654,28 @@ def variant_gains(df: pd.DataFrame,  # From `label_transfer`
     return pairs.rename(columns=dict(difference='gain'))
 
 # %% ../../nbs/65_studies.transfer.ipynb #60ac728c
-_SETTING_VALUES = ('test_acc', 'test_loss', 'train_acc', 'first_frozen', 'frozen', 'near', 'fisher')
+_SETTING_VALUES = ['test_acc', 'test_loss', 'train_acc', 'first_frozen', 'frozen', 'near', 'fisher']
 
-def transfer_settings_table(df: pd.DataFrame,  # From `label_transfer` of decays or rates
-                            values: Sequence[str] = _SETTING_VALUES  # What is averaged
+def transfer_settings_table(df: pd.DataFrame  # From `label_transfer` of decays or rates
                            ) -> pd.DataFrame:  # Means over seeds, in the order of the list
     "Return the results of each weight decay, or learning rate"
-    return df.groupby(['setting', 'variant'], sort=False)[list(values)].mean()
-
-_PERCENT = dict(test_acc='test accuracy [%]', train_acc='training accuracy [%]')
+    return df.groupby(['setting', 'variant'], sort=False)[_SETTING_VALUES].mean()
 
 def plot_transfer_settings(df: pd.DataFrame,  # From `label_transfer` of decays or rates
-                           value: str = 'test_acc',  # What is shown
                            xlabel: str = 'weight decay',  # Of the axis
                            axs=None  # Where to draw, one for each network
                           ):  # Axes
-    "Plot a dot for each seed and a line at the mean, like the boxes of Figure 5"
+    "Plot the test accuracy, a dot for each seed and a line at the mean, like the boxes of Figure 5"
     models = list(dict.fromkeys(df.setting))
     axs = new_axes(len(models), size=(3.6, 2.8)) if axs is None else axs
-    scale = 100 if value in _PERCENT else 1
-    ylabel = _PERCENT.get(value, value.replace('_', ' '))
     for ax, name in zip(axs, models):
         d = df[df.setting == name]
         for i, (variant, g) in enumerate(d.groupby('variant', sort=False)):
             color = 'C3' if '→' in str(variant) else 'C0'
-            measured = scale * g[value]
-            ax.plot([i] * len(g), measured, 'o', c=color, alpha=.6)
-            ax.hlines(measured.mean(), i - .3, i + .3, color=color)
-        ax.set(title=name, xlabel=xlabel, ylabel=ylabel, xticks=range(d.variant.nunique()))
+            accuracy = 100 * g.test_acc
+            ax.plot([i] * len(g), accuracy, 'o', c=color, alpha=.6)
+            ax.hlines(accuracy.mean(), i - .3, i + .3, color=color)
+        ax.set(title=name, xlabel=xlabel, ylabel='test accuracy [%]', xticks=range(d.variant.nunique()))
         ax.set_xticklabels(list(dict.fromkeys(d.variant)), rotation=45, ha='right')
     return axs
 
@@ -702,20 +689,17 @@ def tradeoff_runs(tables: dict  # Name → from `label_transfer`
     df = df[(df.model == 'resnet18') & ~cold]
     return df.drop_duplicates('recipe').reset_index(drop=True)   # one setting is in two lists
 
-_TRADEOFF_LABELS = dict(
-    first_frozen='frozen filters after the first task', frozen='frozen filters at the end',
-    near='nearly frozen filters at the end', fisher='Fisher score')
+_TRADEOFF_LABELS = dict(first_frozen='frozen filters after the first task', near='nearly frozen filters at the end',
+                        fisher='Fisher score')
 
-def plot_tradeoff(df: pd.DataFrame,  # From `tradeoff_runs`
-                  xs: Sequence[str] = ('first_frozen', 'near', 'fisher'),  # What test loss is shown against
-                  axs=None  # Where to draw
+def plot_tradeoff(df: pd.DataFrame  # From `tradeoff_runs`
                  ):  # Axes
-    "Plot a dot for each run"
-    axs = new_axes(len(xs), size=(3.2, 2.6), sharey=True) if axs is None else axs
-    for ax, x in zip(axs, xs):
-        for (source, g), marker in zip(df.groupby('source', sort=False), 'os^D'):
-            ax.plot(g[x], g.test_loss, marker, ms=5, label=source, alpha=.7)
-        ax.set(xlabel=_TRADEOFF_LABELS.get(x, x))
+    "Plot the test loss against three measurements: a dot for each run"
+    axs = new_axes(len(_TRADEOFF_LABELS), size=(3.2, 2.6), sharey=True)
+    for ax, (measurement, label) in zip(axs, _TRADEOFF_LABELS.items()):
+        for (source, runs), marker in zip(df.groupby('source', sort=False), 'os^D'):
+            ax.plot(runs[measurement], runs.test_loss, marker, ms=5, label=source, alpha=.7)
+        ax.set(xlabel=label)
     axs[0].set_ylabel('test loss')
     axs[-1].legend(frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1))
     return axs
@@ -809,31 +793,27 @@ def _rank_correlation(x, y):
                             n_resamples=resamples)
     return float(test.statistic), float(test.pvalue)
 
-def gain_correlations(df: pd.DataFrame,  # From `label_transfer` of interventions, settings of one task change
-                      base: str = 'none',  # The variant to compare with
-                      count: str = 'frozen_before'  # What should predict the gain
+def gain_correlations(df: pd.DataFrame  # From `label_transfer` of interventions, settings of one task change
                      ) -> pd.DataFrame:  # One row per intervention: settings, correlation, p, seeds (correlations)
     "Return rank correlations, over settings, of the mean gain with the mean count of frozen filters"
-    counts = df[df.variant == base].pivot(index='setting', columns='seed', values=count)
+    counts = df[df.variant == 'none'].pivot(index='setting', columns='seed', values='frozen_before')
     rows = []
-    for variant in dict.fromkeys(df.variant[df.variant != base]):
-        gains = variant_gains(df, variant, base).pivot(index='setting', columns='seed', values='gain')
+    for variant in dict.fromkeys(df.variant[df.variant != 'none']):
+        gains = variant_gains(df, variant, 'none').pivot(index='setting', columns='seed', values='gain')
         gains = gains.loc[counts.index]
         r, p = _rank_correlation(counts.mean(axis=1), gains.mean(axis=1))
         by_seed = ', '.join(f'{_rank_correlation(counts[s], gains[s])[0]:+.2f}' for s in gains)
         rows.append(dict(intervention=variant, settings=len(gains), correlation=r, p=p, seeds=by_seed))
     return pd.DataFrame(rows)
 
-def plot_gain_correlations(df: pd.DataFrame,  # From `label_transfer` of interventions
-                           base: str = 'none',  # The variant to compare with
-                           count: str = 'frozen_before'  # What is on the horizontal axis
+def plot_gain_correlations(df: pd.DataFrame  # From `label_transfer` of interventions
                           ):  # Axes
-    "Plot the gain of each intervention against a count of frozen filters: a dot for each seed, a line of means"
-    variants = [v for v in dict.fromkeys(df.variant) if v != base]
+    "Plot the gain of each intervention against the number of frozen filters: a dot for each seed, a line of means"
+    variants = [v for v in dict.fromkeys(df.variant) if v != 'none']
     axs = new_axes(len(variants), 3, size=(2.6, 2.2), sharey=True)
-    counts = df[df.variant == base].set_index(['setting', 'seed'])[count]
+    counts = df[df.variant == 'none'].set_index(['setting', 'seed']).frozen_before
     for ax, variant in zip(axs, variants):
-        gains = variant_gains(df, variant, base).set_index(['setting', 'seed']).gain
+        gains = variant_gains(df, variant, 'none').set_index(['setting', 'seed']).gain
         dots = pd.DataFrame(dict(x=counts.loc[gains.index], y=100 * gains))
         means = dots.groupby('setting').mean().sort_values('x')
         ax.axhline(0, c='k', lw=.6)
@@ -841,7 +821,7 @@ def plot_gain_correlations(df: pd.DataFrame,  # From `label_transfer` of interve
         ax.plot(dots.x, dots.y, 'o', ms=3, alpha=.6, c=color)
         ax.plot(means.x, means.y, '-', c=color)
         ax.set_title(variant, fontsize='medium')
-    axs[0].figure.supylabel('points over ' + base, fontsize='medium')
+    axs[0].figure.supylabel('points over none', fontsize='medium')
     axs[0].figure.supxlabel('frozen filters before the second task', fontsize='medium')
     return axs
 
