@@ -40,8 +40,17 @@ from reinit_nb.core import (
     unknown_message,
 )
 from .fixed_norm import FixedNorm, add_norms, remove_norm
-from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_like, drawn_weights, init_name, reset
-from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model
+from reinit_nb.init import (
+    NOT_DRAWN,
+    RESET_RULES,
+    check_not_pruned,
+    check_reset,
+    draw_like,
+    drawn_weights,
+    init_name,
+    reset,
+)
+from .probing import check_not_scripted, explain_failure, model_device, probe_model, to_device, unwrap_model
 from .reinit import norm_of, output_stats
 
 # %% ../nbs/21_rounds.ipynb #c246f0fd
@@ -268,6 +277,8 @@ def check_ready(plans: list[RoundPlan],  # One for each round
     changes = [plan.change for plan in plans if plan.change]
     if changes: check_weights(blocks.model, changes[0], init)
     params = dict(blocks.model.named_parameters())
+    modules = dict(blocks.model.named_modules(remove_duplicate=False))
+    for owner in {n.rpartition('.')[0] for plan in plans for n in plan.change}: check_not_pruned(owner, modules[owner])
     if callable(init): check_initializer(init, plans, params)
     checked = frozenset()
     for r, plan in enumerate(plans, 1):
@@ -389,7 +400,7 @@ def _block_outputs(blocks, xb, training):
     "Return the outputs of every block that is called for a batch, in order of the first calls"
     calls = {}
     model = blocks.model
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(check_not_scripted(model).named_modules(remove_duplicate=False))
     modes = {m: m.training for m in model.modules()}
     what = f'{type(model).__name__} does not run on a batch in {"training" if training else "evaluation"} mode'
     def note(block): return lambda m, args, out: calls.setdefault(block, []).append(out)
@@ -416,7 +427,10 @@ def check_calls(blocks: Blocks,  # Of a model
         outputs = calls.get(block, [])
         times = max(len(outputs), len(in_training.get(block, [])))
         if not outputs: why = 'it is not called in a forward pass'
-        elif times > 1: why = f'it is called {times} times in a forward pass'
+        elif times > 1:
+            last = blocks[block].last
+            which = 'it' if last == block else f'its last module, {last!r},'
+            why = f'{which} is called {times} times in a forward pass'
         elif not isinstance(outputs[0], Tensor):
             why = f'it returns a {type(outputs[0]).__name__}, and should return a tensor'
         elif outputs[0].is_complex(): why = 'its output is complex'
@@ -692,6 +706,11 @@ class RoundCallback(RoundMethod):
         for m in self.eval_norms: m.train(model.training)   # only those: others may be in evaluation mode on purpose
         self.eval_norms = [m for m in frozen_norms(self.model_blocks, frozen) if m.training]
         for m in self.eval_norms: m.eval()
+
+    def release(self):
+        "Put normalization layers that are still in evaluation mode back into the mode of the model"
+        for m in self.eval_norms: m.train(self.model_blocks.model.training)
+        self.eval_norms = []
 
     def _lr_factor(self):
         factor = self.plans[self.round - 1].lr_factor

@@ -25,6 +25,7 @@ from fastai.metrics import accuracy
 from fastai.optimizer import SGD, Adam, OptimWrapper, ranger
 from fastcore.basics import noop
 from torch import nn
+from torch.nn.utils import prune
 
 from reinit_nb import baselines
 from reinit_nb.between import InterveneCallback
@@ -567,6 +568,46 @@ def test_compiled():
     assert a.model._orig_mod.block2.fixed_norm.sigma != 1
     torch._dynamo.reset()
 
+def test_compiled_and_trained_before():
+    "Norms act in a model whose training steps were compiled without them"
+    class Block(nn.Module):   # a `Sequential` has its norm as a child, which compiled code notices
+        def __init__(self, n_in):
+            super().__init__()
+            self.linear = nn.Linear(n_in, 16)
+        def forward(self, x): return self.linear(x).relu()
+    def go(wrap):
+        torch.manual_seed(0)
+        learn = digits(wrap(nn.Sequential(nn.Flatten(), Block(64), Block(16), Block(16), nn.Linear(16, 10))))
+        learn.fit(1, .05)
+        learn.fit(2, .05, cbs=LayerwiseCallback(blocks=2))
+        return learn
+    a, b = go(lambda m: torch.compile(m, backend='eager')), go(noop)
+    assert same(state(a.model._orig_mod), state(b.model))
+    assert a.recorder.losses == b.recorder.losses
+    torch._dynamo.reset()
+
+def test_an_interrupted_fit_leaves_one_mode():
+    "BatchNorm of frozen blocks does not stay in evaluation mode in a model that is trained"
+    learn = digits()
+    with pytest.raises(KeyboardInterrupt): learn.fit(2, .05, cbs=[LayerwiseCallback(blocks=2, freeze=True), Stop(5)])
+    assert {m.training for m in learn.model.modules()} == {True}
+
+@pytest.mark.filterwarnings('ignore:.*torch.jit:DeprecationWarning', 'ignore:.*torch.jit:FutureWarning')
+@pytest.mark.parametrize('make', [partial(LayerwiseCallback, blocks=2), METHODS['FCHeadCallback'],
+                                  partial(FrozenLayersCallback, position='front', n=1)], ids=['LW', 'FC', 'frozen'])
+def test_scripted_models_are_refused(make):
+    m = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
+    refuses(digits(torch.jit.script(m)), make(), 'ScriptModule')
+
+@pytest.mark.parametrize('make', [LayerwiseCallback, METHODS['WELSRCallback'], METHODS['DSDCallback']],
+                         ids=['LW', 'WELSR', 'DSD'])
+def test_pruned_layers_are_refused(make):
+    m = net()
+    prune.random_unstructured(m.block2.conv, 'weight', .3)
+    keys = m.state_dict().keys()
+    refuses(digits(m), make(), r'^block2\.conv \(Conv2d\) is pruned')
+    assert m.state_dict().keys() == keys
+
 # ---------------------------------------------------------------- wrong input
 
 def refuses(learn, cb, match, n=4, lr=.05, cbs=(), untouched=True):
@@ -896,7 +937,8 @@ def test_a_shared_activation_is_refused():
     act = nn.ReLU()
     m = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), act, nn.Linear(16, 16), act, nn.Linear(16, 10))
     before = state(m)
-    refuses(tiny(loaders(2, 2), m), LayerwiseCallback(), 'cannot be normalized: it is called 2 times')
+    refuses(tiny(loaders(2, 2), m), LayerwiseCallback(),
+            "block '1' cannot be normalized: its last module, '2', is called 2 times")
     assert state(m).keys() == before.keys()
 
 class Repeated(nn.Module):
