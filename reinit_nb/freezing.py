@@ -417,6 +417,11 @@ class FrozenLayersCallback(FitCallback):
     @property
     def _net(self): return unwrap_model(self.model)
 
+    def frozen_at(self, step):
+        if not self.active: return set()
+        phases = self.phase_masks if step is None else [self.phase_masks[bisect_right(self.steps, step)]]
+        return set().union(*phases)
+
     def trained_in(self, epoch: int) -> set:  # Parameters
         "Return what is trained, as far as this callback is concerned, at some time of an epoch"
         first = epoch * len(self.dls.train)

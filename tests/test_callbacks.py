@@ -608,6 +608,32 @@ def test_pruned_layers_are_refused(make):
     refuses(digits(m), make(), r'^block2\.conv \(Conv2d\) is pruned')
     assert m.state_dict().keys() == keys
 
+# ---------------------------------------------------------------- together with freezing
+
+HELD = [dict(layers='block2', share=.5), dict(schedule=[(2, 'block2')]), dict(schedule=[(0, None), (1, 'block2')])]
+
+@pytest.mark.parametrize('kw', HELD, ids=str)
+def test_what_another_callback_freezes_is_not_redrawn(kw):
+    "Known before training: also entries, and what is frozen later, when a round begins"
+    for cb in (LayerwiseCallback(blocks=3), METHODS['WELSRCallback'](rounds=2)):
+        refuses(digits(), cb, r'block2\.conv\.weight would be .* another callback freezes it', n=6,
+                cbs=[FrozenLayersCallback(**kw)])
+
+def test_what_is_frozen_between_rounds_can_be_redrawn():
+    "And so can what is frozen elsewhere"
+    for cb, kw in ((METHODS['WELSRCallback'](rounds=2), dict(schedule=[(1, 'block2'), (2, None), (3, 'block2')])),
+                   (METHODS['FCHeadCallback'](rounds=2), dict(layers='block2', share=.5))):
+        learn = digits()
+        learn.fit(4, .05, cbs=[cb, FrozenLayersCallback(**kw)])
+        assert rounds_seen(cb)
+
+def test_the_head_is_redrawn_above_a_cached_front():
+    def go(*cbs):
+        learn = digits(net('none'))
+        learn.fit(4, .05, cbs=[METHODS['FCHeadCallback'](rounds=2), FrozenLayersCallback(['block1', 'block2']), *cbs])
+        return state(learn.model)
+    assert same(go(), go(CachedPrefixCallback()))
+
 # ---------------------------------------------------------------- wrong input
 
 def refuses(learn, cb, match, n=4, lr=.05, cbs=(), untouched=True):
@@ -651,6 +677,13 @@ def test_dead_block():
     learn = digits(net('none'))
     nn.init.constant_(learn.model.block1.conv.bias, -1e6)
     refuses(learn, LayerwiseCallback(blocks=2), "round 1, block 'block1'")
+
+def test_blocks_of_a_wrapped_model():
+    from reinit_nb.blocks import blocks
+    learn = digits(nn.DataParallel(net()))
+    refuses(learn, LayerwiseCallback(blocks=find_blocks(net())), 'blocks are those of another model')
+    refuses(learn, LayerwiseCallback(blocks=blocks(learn.model)), r'make them from the model inside, unwrap_model')
+    learn.fit(2, .05, cbs=LayerwiseCallback(blocks=blocks(learn.model.module, ['block1', 'block2'])))
 
 @each_method
 def test_wrong_blocks_and_too_few_epochs(make):
