@@ -150,9 +150,9 @@ def probe_model(model: nn.Module,
                 weights: bool = True  # As in `preserve_model`
                ):  # `model`, in evaluation mode
     "Evaluate `model` without gradients inside; afterwards the model and the global generators are as before"
-    # compiled parts of the model run as they are written: compiled code would not call hooks that are added inside
-    eager = torch.compiler.set_stance('force_eager')
-    with preserve_rng(), preserve_model(model, weights), torch.no_grad(), eager: yield model.eval()
+    with preserve_rng(), preserve_model(model, weights), torch.no_grad():
+        # compiled parts run as they are written: compiled code would not call hooks that are added inside
+        with torch.compiler.set_stance('force_eager'): yield model.eval()
 
 # %% ../nbs/02_probing.ipynb #506e9656
 def to_device(batch,  # A tensor, or tensors in nested tuples, lists and dicts; anything else is returned as it is

@@ -264,6 +264,18 @@ def test_hooks_are_called_in_compiled_parts():
     torch._dynamo.reset()
 
 
+def test_compiled_code_is_used_again_after_an_error():
+    calls = []
+    def count(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+    for model in ('no model', net()):
+        with pytest.raises((ReinitError, KeyError)), probe_model(model): raise KeyError
+    torch.compile(torch.sin, backend=count)(torch.ones(2))
+    assert calls
+    torch._dynamo.reset()
+
+
 @pytest.mark.filterwarnings('ignore:.*torch.jit:DeprecationWarning', 'ignore:.*torch.jit:FutureWarning')
 def test_scripted_parts_keep_their_mode():
     model = nn.Sequential(nn.Linear(4, 6), torch.jit.script(nn.Dropout(.5)))
