@@ -16,7 +16,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from .core import ReinitError, check_number, nearest_name, unknown_message
-from .probing import call_model, check_model, probe_model
+from .probing import call_model, check_model, check_not_scripted, probe_model
 
 # %% ../nbs/03_blocks.ipynb #b4de9681
 NORM_NAME = 'fixed_norm'   # of a `FixedNorm` that was inserted into a module: no part of the model's structure
@@ -259,7 +259,7 @@ def trace_outputs(model: nn.Module,
                  ) -> dict:  # Output by name, in the order in which the modules were called
     "Run `model` on `x` and note the output of some modules; the model stays as it was"
     outputs = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(check_not_scripted(model).named_modules(remove_duplicate=False))
     with probe_model(model, weights=False):
         for name in names:
             modules[name].register_forward_hook(lambda m, args, out, name=name: outputs.setdefault(name, out))

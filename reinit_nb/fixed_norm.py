@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .blocks import NORM_NAME, Blocks, child_modules, join_names, nearest_module_hint
 from .core import ReinitError
 from .init import fill_constant, register_values
-from .probing import model_device
+from .probing import model_device, reset_compiled
 
 # %% ../nbs/05_fixed_norm.ipynb #e5620ad3
 class FixedNorm(nn.Module):
@@ -68,6 +68,7 @@ def insert_after(model: nn.Module,
     host.add_module(NORM_NAME, module)
     # the handle is kept: with it, ids of hooks stay distinct after unpickling
     if not _runs_in_order(host): module.handle = host.register_forward_hook(_apply_norm)
+    reset_compiled()
     return module
 
 # %% ../nbs/05_fixed_norm.ipynb #f8c39a5f
@@ -83,9 +84,11 @@ def add_norms(found: Blocks,  # Blocks of a model
 # %% ../nbs/05_fixed_norm.ipynb #374554ac
 def remove_norm(module: nn.Module):
     "Remove what was inserted after a module, if anything"
-    if module._modules.pop(NORM_NAME, None) is None: return
+    if NORM_NAME not in module._modules: return
+    del module._modules[NORM_NAME]
     ours = [key for key, hook in module._forward_hooks.items() if hook is _apply_norm]
     for key in ours: del module._forward_hooks[key]
+    reset_compiled()
 
 def remove_norms(model: nn.Module) -> nn.Module:  # The same model
     "Remove everything that was inserted"

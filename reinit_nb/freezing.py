@@ -8,7 +8,6 @@ __all__ = ['FREEZE_UNITS', 'BN_MODES', 'THAWED_STATES', 'layer_positions', 'weig
            'temporarily_frozen', 'FrozenLayersCallback', 'plot_freezing_plan', 'training_multiply_adds']
 
 # %% ../nbs/30_freezing.ipynb #abfc8564
-import copy
 import numbers
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -27,7 +26,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from .blocks import blocks, select_modules
 from .core import ReinitError, Streams, check_choice, check_number, new_axes
 from .models import POSITIONS, reservoir_names
-from .probing import check_initialized, model_device, to_device, unwrap_model
+from reinit_nb.probing import (
+    check_initialized,
+    check_not_scripted,
+    model_device,
+    preserve_model,
+    preserve_rng,
+    reset_compiled,
+    to_device,
+    unwrap_model,
+)
 from .rounds import FitCallback, drop_opt_state
 
 # %% ../nbs/30_freezing.ipynb #5d95b173
@@ -97,6 +105,7 @@ def frozen_layers(model: nn.Module,
                           f'give layers, a position ({", ".join(POSITIONS)}), or of="reservoirs"')
     if position is None and n is not None: raise ReinitError(f'n={n} counts layers at a position: give a position')
     check_initialized(model)   # a lazy layer has nothing to freeze yet
+    check_not_scripted(model)
     found = _unit_params(model, of, head) if layers is None else _named_params(model, layers)
     if position is None: return found
     at = layer_positions(len(found), position, n)
@@ -299,6 +308,7 @@ def _hold_masks(model, masks, bn):
     def restore_entries(opt, *_):
         for h in held: h.restore(opt)
     hooks = [m.register_forward_pre_hook(use_statistics) for m in norms]
+    reset_compiled()
     hooks += [h.p.register_post_accumulate_grad_hook(h.drop_grad) for h in held if h.p.requires_grad]
     if held: hooks.append(register_optimizer_step_post_hook(restore_entries))
     try:
@@ -306,6 +316,7 @@ def _hold_masks(model, masks, bn):
         yield masks
     finally:
         for hook in hooks: hook.remove()
+        reset_compiled()
         for p, flag in requires_grad.items(): p.requires_grad_(flag)
         for m, mode in modes.items(): m.training = mode
 
@@ -405,6 +416,11 @@ class FrozenLayersCallback(FitCallback):
 
     @property
     def _net(self): return unwrap_model(self.model)
+
+    def frozen_at(self, step):
+        if not self.active: return set()
+        phases = self.phase_masks if step is None else [self.phase_masks[bisect_right(self.steps, step)]]
+        return set().union(*phases)
 
     def trained_in(self, epoch: int) -> set:  # Parameters
         "Return what is trained, as far as this callback is concerned, at some time of an epoch"
@@ -577,13 +593,15 @@ def training_multiply_adds(model: nn.Module,
                            masks: dict | None = None  # From `frozen_masks`; what asks for no gradients is frozen anyway
                           ) -> pd.DataFrame:  # One row: multiply-adds forward and backward
     "Count the multiply-adds of one step; the model stays as it is"
-    net = copy.deepcopy(model)
     x = to_device(x, model_device(model))
-    for p in _split_masks(net, masks or {})[0]: p.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        with FlopCounterMode(display=False) as forward: out = net(x)
+    frozen = _split_masks(model, masks or {})[0]
+    with preserve_rng(), preserve_model(model), torch.enable_grad():
+        for p in frozen: p.requires_grad_(False)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        with FlopCounterMode(display=False) as forward: out = model(x)
         if not out.requires_grad:
             raise ReinitError('nothing is trained, so there is no backward pass: freeze fewer layers')
-        with FlopCounterMode(display=False) as backward: out.sum().backward()
+        # not `backward`, which would call the hooks of an optimizer that steps during it
+        with FlopCounterMode(display=False) as backward: torch.autograd.grad(out.sum(), trained, allow_unused=True)
     counts = dict(forward=forward.get_total_flops() // 2, backward=backward.get_total_flops() // 2)
     return pd.DataFrame([counts])

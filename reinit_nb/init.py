@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INITS', 'ALIASES', 'Generators', 'RESET_RULES', 'NOT_DRAWN', 'fans', 'init_name', 'stack_draws', 'draw_weights',
-           'reset_rule', 'reset_rule_for', 'fill_constant', 'register_values', 'own_tensors', 'check_reset',
-           'drawn_weights', 'draw_like', 'reset']
+           'reset_rule', 'reset_rule_for', 'fill_constant', 'register_values', 'own_tensors', 'check_not_pruned',
+           'check_reset', 'drawn_weights', 'draw_like', 'reset']
 
 # %% ../nbs/04_init.ipynb #02514830
 import inspect
@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 
 from .blocks import Blocks, join_names
 from .core import ReinitError, Streams, as_streams, check_number, unknown_message
@@ -233,18 +234,29 @@ def _check_plain_weights(name, module):
     raise ReinitError(f'{name or "the model"} ({type(module).__name__}) computes a weight from other parameters, '
                       f'which cannot be drawn in its place: remove that first, with {how}')
 
+def check_not_pruned(name: str, module: nn.Module):
+    "Raise an error if `torch.nn.utils.prune` holds entries of `module` at zero, where fresh values have no effect"
+    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, BasePruningMethod)]
+    if not hooks: return
+    raise ReinitError(f'{name or "the model"} ({type(module).__name__}) is pruned, and its mask hides fresh values: '
+                      f'remove that first, with torch.nn.utils.prune.remove(module, {hooks[0]._tensor_name!r})')
+
 # %% ../nbs/04_init.ipynb #6f3611f6
 def _plan_reset(module, name='', only=None):
     "Return name, module and rule for every module with something to reset, children first"
     plan = []
     fresh = _FreshModels(module)
     wanted = [(below, m) for below, m in module.named_modules() if only is None or only(below)]
-    for below, m in wanted: _check_plain_weights(join_names(name, below), m)
+    for below, m in wanted:
+        _check_plain_weights(join_names(name, below), m)
+        check_not_pruned(join_names(name, below), m)
     for below, m in reversed(wanted):
         full_name = join_names(name, below)
         own = own_tensors(m)
         if not own: continue
         where = f'{full_name or "the model"} ({type(m).__name__})'
+        if isinstance(m, torch.jit.ScriptModule):
+            raise ReinitError(f'{where} has no initial values: use the module that it was made from')
         if any(nn.parameter.is_lazy(t) for t in own.values()):
             raise ReinitError(f'{where} has no shape yet: run a batch through the model first')
         rule = reset_rule_for(m) or _learn_rule(module, below, m, fresh)

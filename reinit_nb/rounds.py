@@ -40,8 +40,17 @@ from reinit_nb.core import (
     unknown_message,
 )
 from .fixed_norm import FixedNorm, add_norms, remove_norm
-from .init import NOT_DRAWN, RESET_RULES, check_reset, draw_like, drawn_weights, init_name, reset
-from .probing import explain_failure, model_device, probe_model, to_device, unwrap_model
+from reinit_nb.init import (
+    NOT_DRAWN,
+    RESET_RULES,
+    check_not_pruned,
+    check_reset,
+    draw_like,
+    drawn_weights,
+    init_name,
+    reset,
+)
+from .probing import check_not_scripted, explain_failure, model_device, probe_model, to_device, unwrap_model
 from .reinit import norm_of, output_stats
 
 # %% ../nbs/21_rounds.ipynb #c246f0fd
@@ -137,8 +146,11 @@ def find_blocks(model: nn.Module,  # Any model
     "Find the blocks that a method works with"
     model = unwrap_model(model)
     if isinstance(spec, Blocks):
-        if spec.model is not model: raise ReinitError('blocks are those of another model: make them from this one')
-        return spec
+        if spec.model is model: return spec
+        if unwrap_model(spec.model) is not model:
+            raise ReinitError('blocks are those of another model: make them from this one')
+        raise ReinitError(f'blocks are those of a {type(spec.model).__name__} around the model: '
+                          'make them from the model inside, unwrap_model(model)')
     if isinstance(spec, bool) or not isinstance(spec, int): return blocks(model, spec)
     found = blocks(model)
     if not 1 <= spec <= len(found):
@@ -260,6 +272,18 @@ def check_initializer(init: Callable,  # As in `reset`
                 draw_like(params[n], trial, Streams(0).reinit, n)
                 return
 
+def check_not_frozen(plans: list[RoundPlan],  # One for each round
+                     blocks: Blocks,  # Of the model
+                     frozen: list[set]  # Names of the parameters that other callbacks freeze when each round begins
+                    ):
+    "Raise an error if a round would change what another callback freezes"
+    params = dict(blocks.model.named_parameters())
+    for r, plan in enumerate(plans, 1):
+        for n, word in plan.actions(params).items():
+            if n not in frozen[r - 1]: continue
+            raise ReinitError(f'{n} would be {word} in round {r}, and another callback freezes it then, or some of its '
+                              'entries: freeze other layers, or choose a method that leaves it alone')
+
 def check_ready(plans: list[RoundPlan],  # One for each round
                 blocks: Blocks,  # Of the model
                 init  # As in `reset`
@@ -268,6 +292,8 @@ def check_ready(plans: list[RoundPlan],  # One for each round
     changes = [plan.change for plan in plans if plan.change]
     if changes: check_weights(blocks.model, changes[0], init)
     params = dict(blocks.model.named_parameters())
+    modules = dict(blocks.model.named_modules(remove_duplicate=False))
+    for owner in {n.rpartition('.')[0] for plan in plans for n in plan.change}: check_not_pruned(owner, modules[owner])
     if callable(init): check_initializer(init, plans, params)
     checked = frozenset()
     for r, plan in enumerate(plans, 1):
@@ -308,6 +334,10 @@ def draw_fresh(model: nn.Module,  # Whose weights
 # %% ../nbs/21_rounds.ipynb #36935110
 class _OutputSeen(Exception): "The input of the norm is known: nothing above it has to be computed"
 
+def _plain_tensors(xb):
+    "Return a batch without subclasses of tensors; what is plain already stays the same object"
+    return [x.as_subclass(Tensor) if isinstance(x, Tensor) and type(x) is not Tensor else x for x in xb]
+
 def _use_batch_statistics(model, eval_norms):
     "Let normalization layers use the batch, but for `eval_norms`, without updating their running statistics"
     for m in model.modules():
@@ -332,7 +362,7 @@ def block_output(model: nn.Module,  # A model with norms
         params = dict(model.named_parameters())
         for n, w in new.items(): params[n].data = w   # the parameters stay the same objects
         norm.register_forward_pre_hook(stop)
-        try: model(*[x.as_subclass(Tensor) if isinstance(x, Tensor) else x for x in xb])
+        try: model(*_plain_tensors(xb))
         except _OutputSeen: pass
     if not seen: raise ReinitError('the block was not called for this batch: name other blocks')
     if not isinstance(seen[0], Tensor):
@@ -389,7 +419,7 @@ def _block_outputs(blocks, xb, training):
     "Return the outputs of every block that is called for a batch, in order of the first calls"
     calls = {}
     model = blocks.model
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(check_not_scripted(model).named_modules(remove_duplicate=False))
     modes = {m: m.training for m in model.modules()}
     what = f'{type(model).__name__} does not run on a batch in {"training" if training else "evaluation"} mode'
     def note(block): return lambda m, args, out: calls.setdefault(block, []).append(out)
@@ -398,7 +428,7 @@ def _block_outputs(blocks, xb, training):
             if part.modules: modules[part.last].register_forward_hook(note(part.name))
         if training:
             for m, mode in modes.items(): m.training = mode
-        model(*[x.as_subclass(Tensor) if isinstance(x, Tensor) else x for x in xb])
+        model(*_plain_tensors(xb))
     return calls
 
 def check_calls(blocks: Blocks,  # Of a model
@@ -416,7 +446,10 @@ def check_calls(blocks: Blocks,  # Of a model
         outputs = calls.get(block, [])
         times = max(len(outputs), len(in_training.get(block, [])))
         if not outputs: why = 'it is not called in a forward pass'
-        elif times > 1: why = f'it is called {times} times in a forward pass'
+        elif times > 1:
+            last = blocks[block].last
+            which = 'it' if last == block else f'its last module, {last!r},'
+            why = f'{which} is called {times} times in a forward pass'
         elif not isinstance(outputs[0], Tensor):
             why = f'it returns a {type(outputs[0]).__name__}, and should return a tensor'
         elif outputs[0].is_complex(): why = 'its output is complex'
@@ -446,6 +479,12 @@ class FitCallback(Callback):
 
     def release(self):
         "Undo everything that is set up for the time of a fit; by default nothing"
+
+    def frozen_at(self,
+                  step: int | None  # Batches since the fit began; `None`: at any time
+                 ) -> set:  # Names
+        "Return the parameters that this callback keeps from changing, as a whole or in part; by default none"
+        return set()
 
 # %% ../nbs/21_rounds.ipynb #6ba6eb5d
 class RoundMethod(FitCallback):
@@ -607,6 +646,7 @@ class RoundCallback(RoundMethod):
         self.model_blocks = blocks
         self.plans = self.plan_rounds(blocks)
         check_ready(self.plans, blocks, self.init)
+        check_not_frozen(self.plans, blocks, [self._frozen_by_others(r, starts) for r in range(1, len(self.plans) + 1)])
         if resumes: self._resume()
         else: self._start_over(starts)
         self._loaded = False
@@ -616,6 +656,12 @@ class RoundCallback(RoundMethod):
             warnings.warn(f'{len(self.plans)} rounds share {self.n_epoch} epochs of {n_iter} batches unequally: '
                           f'{", ".join(map(str, self.lengths))} batches', stacklevel=2)
         self._make_room_for_losses()
+
+    def _frozen_by_others(self, r, starts):
+        "Return what other callbacks freeze when round `r` begins; in `fit_rounds`, which knows no dates, at any time"
+        step = None if self.max_epochs else starts[r - 1]
+        others = [cb for cb in self.learn.cbs if isinstance(cb, FitCallback)]
+        return set().union(*(cb.frozen_at(step) for cb in others))
 
     def _start_over(self, starts):
         norms = self.initial_norms
@@ -692,6 +738,11 @@ class RoundCallback(RoundMethod):
         for m in self.eval_norms: m.train(model.training)   # only those: others may be in evaluation mode on purpose
         self.eval_norms = [m for m in frozen_norms(self.model_blocks, frozen) if m.training]
         for m in self.eval_norms: m.eval()
+
+    def release(self):
+        "Put normalization layers that are still in evaluation mode back into the mode of the model"
+        for m in self.eval_norms: m.train(self.model_blocks.model.training)
+        self.eval_norms = []
 
     def _lr_factor(self):
         factor = self.plans[self.round - 1].lr_factor

@@ -25,6 +25,7 @@ from fastai.metrics import accuracy
 from fastai.optimizer import SGD, Adam, OptimWrapper, ranger
 from fastcore.basics import noop
 from torch import nn
+from torch.nn.utils import prune
 
 from reinit_nb import baselines
 from reinit_nb.between import InterveneCallback
@@ -567,6 +568,72 @@ def test_compiled():
     assert a.model._orig_mod.block2.fixed_norm.sigma != 1
     torch._dynamo.reset()
 
+def test_compiled_and_trained_before():
+    "Norms act in a model whose training steps were compiled without them"
+    class Block(nn.Module):   # a `Sequential` has its norm as a child, which compiled code notices
+        def __init__(self, n_in):
+            super().__init__()
+            self.linear = nn.Linear(n_in, 16)
+        def forward(self, x): return self.linear(x).relu()
+    def go(wrap):
+        torch.manual_seed(0)
+        learn = digits(wrap(nn.Sequential(nn.Flatten(), Block(64), Block(16), Block(16), nn.Linear(16, 10))))
+        learn.fit(1, .05)
+        learn.fit(2, .05, cbs=LayerwiseCallback(blocks=2))
+        return learn
+    a, b = go(lambda m: torch.compile(m, backend='eager')), go(noop)
+    assert same(state(a.model._orig_mod), state(b.model))
+    assert a.recorder.losses == b.recorder.losses
+    torch._dynamo.reset()
+
+def test_an_interrupted_fit_leaves_one_mode():
+    "BatchNorm of frozen blocks does not stay in evaluation mode in a model that is trained"
+    learn = digits()
+    with pytest.raises(KeyboardInterrupt): learn.fit(2, .05, cbs=[LayerwiseCallback(blocks=2, freeze=True), Stop(5)])
+    assert {m.training for m in learn.model.modules()} == {True}
+
+@pytest.mark.filterwarnings('ignore:.*torch.jit:DeprecationWarning', 'ignore:.*torch.jit:FutureWarning')
+@pytest.mark.parametrize('make', [partial(LayerwiseCallback, blocks=2), METHODS['FCHeadCallback'],
+                                  partial(FrozenLayersCallback, position='front', n=1)], ids=['LW', 'FC', 'frozen'])
+def test_scripted_models_are_refused(make):
+    m = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
+    refuses(digits(torch.jit.script(m)), make(), 'ScriptModule')
+
+@pytest.mark.parametrize('make', [LayerwiseCallback, METHODS['WELSRCallback'], METHODS['DSDCallback']],
+                         ids=['LW', 'WELSR', 'DSD'])
+def test_pruned_layers_are_refused(make):
+    m = net()
+    prune.random_unstructured(m.block2.conv, 'weight', .3)
+    keys = m.state_dict().keys()
+    refuses(digits(m), make(), r'^block2\.conv \(Conv2d\) is pruned')
+    assert m.state_dict().keys() == keys
+
+# ---------------------------------------------------------------- together with freezing
+
+HELD = [dict(layers='block2', share=.5), dict(schedule=[(2, 'block2')]), dict(schedule=[(0, None), (1, 'block2')])]
+
+@pytest.mark.parametrize('kw', HELD, ids=str)
+def test_what_another_callback_freezes_is_not_redrawn(kw):
+    "Known before training: also entries, and what is frozen later, when a round begins"
+    for cb in (LayerwiseCallback(blocks=3), METHODS['WELSRCallback'](rounds=2)):
+        refuses(digits(), cb, r'block2\.conv\.weight would be .* another callback freezes it', n=6,
+                cbs=[FrozenLayersCallback(**kw)])
+
+def test_what_is_frozen_between_rounds_can_be_redrawn():
+    "And so can what is frozen elsewhere"
+    for cb, kw in ((METHODS['WELSRCallback'](rounds=2), dict(schedule=[(1, 'block2'), (2, None), (3, 'block2')])),
+                   (METHODS['FCHeadCallback'](rounds=2), dict(layers='block2', share=.5))):
+        learn = digits()
+        learn.fit(4, .05, cbs=[cb, FrozenLayersCallback(**kw)])
+        assert rounds_seen(cb)
+
+def test_the_head_is_redrawn_above_a_cached_front():
+    def go(*cbs):
+        learn = digits(net('none'))
+        learn.fit(4, .05, cbs=[METHODS['FCHeadCallback'](rounds=2), FrozenLayersCallback(['block1', 'block2']), *cbs])
+        return state(learn.model)
+    assert same(go(), go(CachedPrefixCallback()))
+
 # ---------------------------------------------------------------- wrong input
 
 def refuses(learn, cb, match, n=4, lr=.05, cbs=(), untouched=True):
@@ -610,6 +677,13 @@ def test_dead_block():
     learn = digits(net('none'))
     nn.init.constant_(learn.model.block1.conv.bias, -1e6)
     refuses(learn, LayerwiseCallback(blocks=2), "round 1, block 'block1'")
+
+def test_blocks_of_a_wrapped_model():
+    from reinit_nb.blocks import blocks
+    learn = digits(nn.DataParallel(net()))
+    refuses(learn, LayerwiseCallback(blocks=find_blocks(net())), 'blocks are those of another model')
+    refuses(learn, LayerwiseCallback(blocks=blocks(learn.model)), r'make them from the model inside, unwrap_model')
+    learn.fit(2, .05, cbs=LayerwiseCallback(blocks=blocks(learn.model.module, ['block1', 'block2'])))
 
 @each_method
 def test_wrong_blocks_and_too_few_epochs(make):
@@ -896,7 +970,8 @@ def test_a_shared_activation_is_refused():
     act = nn.ReLU()
     m = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), act, nn.Linear(16, 16), act, nn.Linear(16, 10))
     before = state(m)
-    refuses(tiny(loaders(2, 2), m), LayerwiseCallback(), 'cannot be normalized: it is called 2 times')
+    refuses(tiny(loaders(2, 2), m), LayerwiseCallback(),
+            "block '1' cannot be normalized: its last module, '2', is called 2 times")
     assert state(m).keys() == before.keys()
 
 class Repeated(nn.Module):

@@ -49,6 +49,23 @@ def test_insert_remove(model):
     assert not any(o._forward_hooks for o in m.modules())
 
 @torch.no_grad()
+def test_a_model_that_was_compiled_before():
+    "It gets and loses a norm, although compiled code does not look for new hooks"
+    class Block(nn.Linear):
+        def forward(self, x): return super().forward(x).relu()
+    m = nn.Sequential(Block(6, 6), Block(6, 6), nn.Linear(6, 3))
+    x = torch.randn(4, 6, generator=Streams(0).noise)
+    b = blocks(m)
+    run = torch.compile(m, backend='eager')
+    y = run(x)
+    add_norms(b)['0'].sigma.fill_(2.)
+    z = run(x)
+    assert torch.equal(z, m[2](m[1](m[0].forward(x) / 2))) and not torch.equal(z, y)
+    remove_norms(m)
+    assert torch.equal(run(x), y)
+    torch._dynamo.reset()
+
+@torch.no_grad()
 def test_norms_act_once_at_the_output(model):
     m, x = model
     b = blocks(m)

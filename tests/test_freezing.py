@@ -16,6 +16,7 @@ from freezing_helpers import data, err, learner, quiet_fit, same, small, snap, u
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from reinit_nb.freezing import (
     THAWED_STATES,
@@ -523,6 +524,23 @@ def test_context(opt):
     assert not same(after, snap(net))
 
 
+def test_context_with_a_compiled_model():
+    "BatchNorm keeps its statistics, although compiled code does not look for new hooks"
+    net = small()
+    net[:2].requires_grad_(False)   # a change of this would have it compiled again
+    run, x = torch.compile(net, backend='eager'), torch.randn(9, 6)
+    run(x)
+    with temporarily_frozen(net, ['0', '1']):
+        kept = snap(net)
+        net.train()
+        run(x)
+        assert same(kept, snap(net)) >= under(kept, '1.')
+    net.train()
+    run(x)
+    assert not same(kept, snap(net)) & {'1.running_mean'}
+    torch._dynamo.reset()
+
+
 def test_context_with_a_learner():
     net = small()
     learn, before = learner(net), snap(net)
@@ -570,6 +588,27 @@ def test_no_gradient_below():
     x = torch.randn(2, 3, 32, 32)
     assert training_multiply_adds(net, x, masks).backward[0] < 0.5 * training_multiply_adds(net, x).backward[0]
     err(lambda: training_multiply_adds(net.requires_grad_(False), x), 'nothing is trained')
+
+
+def test_counting_leaves_a_model_as_it_is():
+    "Also one that cannot be copied, or that steps during its backward pass"
+    net, x = small(), torch.randn(9, 6)
+    prune.random_unstructured(net[3], 'weight', 0.3)
+    net(x)
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: p.data.fill_(7.0))
+    before, generator = snap(net), torch.get_rng_state()
+    assert training_multiply_adds(net, x).forward[0] > 0
+    assert same(before, snap(net)) == set(before)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.filterwarnings('ignore:.*torch.jit:DeprecationWarning', 'ignore:.*torch.jit:FutureWarning')
+def test_scripted_models_are_refused():
+    net = torch.jit.script(small())
+    err(lambda: frozen_masks(net, position='front', n=1), 'is a ScriptModule')
+    err(lambda: quiet_fit(learner(net, cbs=[FrozenLayersCallback('0')]), 1), 'is a ScriptModule')
 
 
 def test_plots():

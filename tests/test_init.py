@@ -10,6 +10,7 @@ import torch
 import torchvision.models as tv
 from example_models import mlp, seeded, small_vit
 from torch import nn
+from torch.nn.utils import prune
 
 from reinit_nb.blocks import blocks
 from reinit_nb.core import ReinitError, Streams
@@ -202,6 +203,24 @@ def test_computed_weights_are_refused_by_name(wrap):
             refused(m)
     assert all(torch.equal(v, old[k]) for k, v in m.state_dict().items())
     reset(m, only=lambda name: name == '0')
+
+
+@pytest.mark.parametrize('amount', [.3, 2])
+def test_pruned_weights_are_refused_by_name(amount):
+    m = nn.Sequential(nn.Linear(3, 3), prune.l1_unstructured(nn.Linear(3, 3), 'weight', amount))
+    old = copy.deepcopy(m.state_dict())
+    for refused in (reset, check_reset, lambda m: reset(m, 'he')):
+        with pytest.raises(ReinitError, match=r"^1 \(Linear\) is pruned.*prune\.remove\(module, 'weight'\)"): refused(m)
+    assert all(torch.equal(v, old[k]) for k, v in m.state_dict().items())
+    reset(m, only=lambda name: name == '0')
+    prune.remove(m[1], 'weight')
+    reset(m)
+
+
+@pytest.mark.filterwarnings('ignore:.*torch.jit:DeprecationWarning', 'ignore:.*torch.jit:FutureWarning')
+def test_scripted_layers_are_refused_by_name():
+    with pytest.raises(ReinitError, match=r'^1 \(.*ScriptModule\) has no initial values'):
+        reset(nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 3))))
 
 
 def test_layers_without_a_shape():

@@ -9,6 +9,7 @@ from torch import nn
 from reinit_nb.core import ReinitError
 from reinit_nb.probing import (
     call_model,
+    check_not_scripted,
     explain_failure,
     iter_batches,
     list_batches,
@@ -248,6 +249,49 @@ def test_wrappers():
     model = net()
     assert unwrap_model(model) is model
     assert unwrap_model(nn.DataParallel(torch.compile(model))) is model
+
+
+def test_hooks_are_called_in_compiled_parts():
+    "Code that was compiled before would not call them"
+    model = nn.Sequential(nn.Linear(4, 6), torch.compile(nn.Linear(6, 3), backend='eager'))
+    x, seen = torch.ones(2, 4), []
+    with torch.no_grad(): model.eval()(x)
+    model.train()
+    with probe_model(model):
+        model[1]._orig_mod.register_forward_hook(lambda m, args, out: seen.append(m))
+        model(x)
+    assert len(seen) == 1 and model.training and not model[1]._orig_mod._forward_hooks
+    torch._dynamo.reset()
+
+
+def test_compiled_code_is_used_again_after_an_error():
+    calls = []
+    def count(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+    for model in ('no model', net()):
+        with pytest.raises((ReinitError, KeyError)), probe_model(model): raise KeyError
+    torch.compile(torch.sin, backend=count)(torch.ones(2))
+    assert calls
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings('ignore:.*torch.jit:DeprecationWarning', 'ignore:.*torch.jit:FutureWarning')
+def test_scripted_parts_keep_their_mode():
+    model = nn.Sequential(nn.Linear(4, 6), torch.jit.script(nn.Dropout(.5)))
+    run_model(model, torch.ones(2, 4))
+    assert model.training and model[1].training
+    with pytest.raises(ReinitError, match='^1 is a ScriptModule'): check_not_scripted(model)
+    assert check_not_scripted(model[0]) is model[0]
+
+
+@pytest.mark.parametrize('make', [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_with_a_largest_norm_keep_their_rows(make):
+    "A forward pass rescales the rows that it looks up, in place"
+    model = make(10, 4, max_norm=.1)
+    old = model.weight.detach().clone()
+    run_model(model, (torch.zeros(2, 3, dtype=torch.long),))
+    assert torch.equal(model.weight, old)
 
 
 x, y = torch.randn(6, 4), torch.arange(6)
