@@ -1358,8 +1358,7 @@ def precision_speeds(run: Run,  # Network, task and batch size matter
                      steps: int = 3,  # Of each turn
                      repeats: int = 5,  # Turns; the best counts
                      threads: int | None = 1,  # On the CPU; `None`: unchanged
-                     device=None,  # Default: `default_device()`
-                     clock=time.perf_counter  # As in `timing.time_call`
+                     device=None  # Default: `default_device()`
                     ) -> pd.DataFrame:  # precision, channels_last, steps_per_second, ratio to plain fp32
     "Measure how fast a network is trained in every precision, interleaved"
     check_number('steps', steps, 1, integer=True)
@@ -1370,7 +1369,7 @@ def precision_speeds(run: Run,  # Network, task and batch size matter
         ways = pd.DataFrame([(p, last) for p in precisions for last in (False, True)],
                             columns=['precision', 'channels_last'])
         calls = {str(i): _training_steps(run, steps, *way, batch) for i, way in enumerate(ways.to_numpy())}
-        times = time_interleaved(calls, repeats, reference='0', clock=clock)
+        times = time_interleaved(calls, repeats, reference='0')
     return ways.assign(steps_per_second=steps / times.seconds, ratio=1 / times.ratio)
 
 def fastest_precision(run: Run,  # Network, task and batch size matter

@@ -28,16 +28,15 @@ def torch_threads(n: int | None = 1  # Threads of torch's operations; `None`: as
 
 # %% ../nbs/15_timing.ipynb #623e6c85
 def time_call(fn: Callable,  # Called without arguments
-              number: int = 1,  # Calls
-              clock: Callable = time.perf_counter  # Returns seconds; `time.process_time`: of this process on the CPU
+              number: int = 1  # Calls
              ) -> float:  # Seconds of one call
     "Time `number` calls of `fn` without garbage collection, and return the mean"
     collecting = gc.isenabled()
     gc.disable()
     try:
-        start = clock()
+        start = time.perf_counter()
         for _ in range(number): fn()
-        return (clock() - start) / number
+        return (time.perf_counter() - start) / number
     finally:
         if collecting: gc.enable()
 
@@ -46,8 +45,7 @@ def time_interleaved(ways: dict[str, Callable],  # Name → function without arg
                      repeats: int = 5,  # Turns; the best counts
                      number: int = 1,  # Calls of each way in one turn
                      reference: str | None = None,  # Times are divided by those of this way; default: the slowest
-                     warmup: int = 1,  # Calls of each way before the clock starts, to set up memory and threads
-                     clock: Callable = time.perf_counter  # As in `time_call`
+                     warmup: int = 1  # Calls of each way before the clock starts, to set up memory and threads
                     ) -> pd.DataFrame:  # One row per way: way, seconds, ratio, paired_ratio
     "Time several ways to do the same thing, taking turns"
     if not ways: raise ReinitError('ways is empty: it should have at least one function')
@@ -62,7 +60,7 @@ def time_interleaved(ways: dict[str, Callable],  # Name → function without arg
     for turn in range(repeats):
         first = turn % len(names)
         order = names[first:] + names[:first]
-        turns.append({name: time_call(ways[name], number, clock) for name in order})
+        turns.append({name: time_call(ways[name], number) for name in order})
     seconds = pd.DataFrame(turns)[names]
     best = seconds.min()
     if reference is None: reference = best.idxmax()

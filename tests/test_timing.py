@@ -25,7 +25,7 @@ def test_warmup_and_number():
 
 def test_best_time_counts_and_the_slowest_is_the_reference(monkeypatch):
     times = iter([3.0, 10.0, 8.0, 2.0, 5.0, 9.0])  # turns: fast slow, slow fast, fast slow
-    monkeypatch.setattr('reinit_nb.timing.time_call', lambda fn, number, clock: next(times))
+    monkeypatch.setattr('reinit_nb.timing.time_call', lambda fn, number: next(times))
     table = time_interleaved(dict(fast=int, slow=int), repeats=3).set_index('way')
     assert table.seconds.to_dict() == dict(fast=2.0, slow=8.0)
     assert table.ratio.to_dict() == dict(fast=0.25, slow=1.0)
@@ -34,20 +34,13 @@ def test_best_time_counts_and_the_slowest_is_the_reference(monkeypatch):
 
 def test_named_reference(monkeypatch):
     times = iter([2.0, 8.0])
-    monkeypatch.setattr('reinit_nb.timing.time_call', lambda fn, number, clock: next(times))
+    monkeypatch.setattr('reinit_nb.timing.time_call', lambda fn, number: next(times))
     table = time_interleaved(dict(fast=int, slow=int), repeats=1, reference='fast')
     assert table.ratio.tolist() == table.paired_ratio.tolist() == [1.0, 4.0]
 
 
 def test_time_is_per_call():
     assert 0.005 <= time_call(lambda: time.sleep(0.005), number=3) < 1
-
-
-def test_the_clock_can_be_chosen():
-    ticks = iter(range(100))
-    assert time_call(int, number=2, clock=lambda: next(ticks)) == 0.5
-    table = time_interleaved(dict(a=int, b=int), repeats=2, clock=lambda: next(ticks))
-    assert table.seconds.tolist() == [1, 1] and next(ticks) == 10  # two calls of the clock for each of five times
 
 
 @pytest.mark.parametrize('collecting', [True, False])
