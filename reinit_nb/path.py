@@ -1320,13 +1320,13 @@ def training_fit(df: pd.DataFrame,  # Rows of runs, as from `run_sweep`
         reached['train_acc'] = df.train_acc.where(single)
     means = reached.groupby([df[k] for k in (*by, arm)], sort=False).mean().min(axis=1)
     rows = []
-    settings = means.groupby(level=list(by), sort=False) if by else [((), means)]
+    settings = means.groupby(level=list(by), sort=False) if by else [((), means)] * bool(len(means))
     for key, g in settings:
         key = key if isinstance(key, tuple) else (key,)
         worst = g.idxmin()
         worst_arm = worst[-1] if isinstance(worst, tuple) else worst
         rows.append(dict(zip(by, key)) | {arm: worst_arm, 'train_acc': g.min(), 'fits': bool(g.min() >= at)})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=[*by, arm, 'train_acc', 'fits'])
 
 # %% ../nbs/50_path.ipynb #a1f0c047
 def _wait_for(device):

@@ -124,7 +124,7 @@ def test_a_rule_that_is_newer_than_the_runs_is_marked():
     runs = pd.DataFrame(dict(gain=[1., 2.], date=['2026-11-17T10:00:00+00:00', '2026-11-18T10:00:00+00:00']))
     def old(fixed, revised, runs=runs):
         return judge_claim(claim, runs, rules=[Rule('a', fixed=fixed, revised=revised)]).old_runs
-    assert old('2026-11-18', True) and not old('2026-11-17', True) and not old('2026-11-18', False)
+    assert old('2026-11-18', True) and old('2026-11-18', False) and not old('2026-11-17', True)   # the time decides
     assert not old('2026-11-18', True, runs[1:])
 
 def test_rules_in_words():
@@ -139,7 +139,7 @@ def test_every_claim_has_complete_rules():
         rules = claim_rules(c.id)
         assert len({r.part for r in rules}) == len(rules) and any(r.judged for r in rules), c.id
         for r in rules:
-            assert r.rule and r.fixed in ('2026-11-16', '2026-11-18') and r.direction in (-1, 1), (c.id, r.part)
+            assert r.rule and r.fixed[:10] in ('2026-11-16', '2026-11-18') and r.direction in (-1, 1), (c.id, r.part)
             assert np.isnan(r.null) == np.isnan(r.delta) and not r.delta <= 0, (c.id, r.part)
             if np.isnan(r.null): assert 'no interval' in r.rule or r.rule == 'as above', (c.id, r.part)
             if r.over == 'seeds': assert r.seeds >= 3, (c.id, r.part)
@@ -220,6 +220,13 @@ def test_cnn(rng):
     for i in ('R6', 'R8', 'R9', 'R10'):
         unfit = judge(i, whole[0].assign(train_acc=.98), scale='laptop')   # not 99%
         assert unfit.verdict == '?' and 'not run yet' in unfit.measured
+    for i, name in (('R8', 'LW − LW without reinitialization, smallest tenth'),
+                    ('R10', 'the same, from LW without reinitialization')):
+        ablated = whole[0][~whole[0].augment].replace(dict(method={'BL': 'no reinitialization'}))
+        with_parts, alone = judge(i, whole[0], ablated, scale='laptop'), judge(i, whole[0], scale='laptop')
+        shown = {p.rule.part: p for p in with_parts.parts if not p.rule.judged}
+        assert shown[name].effect.value == pytest.approx(with_parts.part.effect.value)   # shown, not judged
+        assert name not in {p.rule.part for p in alone.parts} and with_parts.part.text == alone.part.text
 
 def ablations(rng, **accuracies):
     accuracies = {'BL': .3, 'LW': .36, 'no reinitialization': .31, 'kept blocks frozen': .33} | accuracies
@@ -433,14 +440,19 @@ def test_tradeoff():
     assert verdicts('Z9', line, line.assign(fisher=line.first_frozen), line.assign(first_frozen=0)) == '✅❌?'
 
 def test_warm_starts():
-    def starts(**accuracies):
+    def starts(rate='0.05', fit=1., **accuracies):
         names = dict(warm='warm', cold='cold', long='cold, as long')
-        d = pd.concat([transfer({'0.05': v}, names[k]) for k, v in accuracies.items()])
-        return d.assign(test_loss=1 - d.test_acc)
+        d = pd.concat([transfer({rate: v}, names[k]) for k, v in accuracies.items()])
+        return d.assign(test_loss=1 - d.test_acc, train_acc=fit)
     assert verdicts('Z11', starts(warm=.4, cold=.45, long=.5), starts(warm=.5, cold=.45, long=.4)) == '✅❌'
     assert verdicts('Z11', starts(warm=.4, cold=.4, long=.4)) == '≈'
     unpaired = judge('Z11', starts(warm=.4, cold=.45), scale='laptop')
     assert unpaired.verdict == '?' and 'cold − warm on 10%: not run yet' in unpaired.measured
+    holds = starts(warm=.4, cold=.45, long=.5)
+    unfit = starts('0.0005', .98, warm=.9, cold=.9, long=.1)
+    assert verdicts('Z11', pd.concat([holds, unfit]), unfit) == '✅?'   # only where both learn their images
+    half = holds.assign(train_acc=np.where(holds.setting == 'warm', .98, 1.))
+    assert verdicts('Z11', half, holds.assign(train_acc=np.where(holds.setting == 'cold', .5, 1.))) == '?✅'
 
 # ---------------------------------------------------------------- F1 to F7: initialization and spectra
 

@@ -340,6 +340,7 @@ def test_training_fit_looks_at_every_arm_round_and_setting_but_averages_seeds():
                                         dict(data='b', method='LW', train_acc=.9, fits=False)]
     assert training_fit(df, 'method').fits.tolist() == [False]
     assert training_fit(df, 'method', ['data'], at=.9).fits.all()
+    for by in ((), ['data']): assert list(training_fit(df[:0], 'method', by)) == [*by, 'method', 'train_acc', 'fits']
     with pytest.raises(ReinitError, match='arm'): training_fit(df, 'arm')
 
 @pytest.mark.parametrize('change', [dict(precision='bf16'), dict(channels_last=True),

@@ -1,7 +1,9 @@
 "All claims on one table: complete, in step with the pages, and not older than the recipes"
+import io
 import json
 import re
 import shutil
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -173,6 +175,29 @@ def test_rules_are_older_than_their_runs_or_marked_as_revised(df):
     assert early.old_runs.all() and not df.old_runs.drop(early.index).any()
     days = early[early.oldest.str[:10] < early.fixed.str[:10]]
     assert days.revised.all(), f'runs from days before an unrevised rule: {days.id[~days.revised].tolist()}'
+
+DECIDING = ['direction', 'null', 'delta', 'tie', 'over', 'seeds', 'judged']
+
+def rules_in_history():
+    "Yield the time of each commit that touched the rules, and the rules then; the oldest first"
+    def git(*args): return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, encoding='utf-8').stdout
+    path = 'reinit_nb/data/claim_parts.csv'
+    for line in git('log', '--reverse', '--format=%H %ct', '--', path).splitlines():
+        commit, seconds = line.split()
+        then = git('show', f'{commit}:{path}')
+        if then: yield pd.Timestamp(int(seconds), unit='s', tz='UTC'), pd.read_csv(io.StringIO(then))
+
+@pytest.mark.skipif(not (ROOT / '.git').exists() or not shutil.which('git'), reason='needs the history')
+def test_what_decides_has_not_changed_since_its_rule_was_fixed():
+    "A rule that is changed needs a new time, so that older runs are marked"
+    now = paper_table('claim_parts').set_index(['id', 'part'])
+    fixed = pd.to_datetime(now.fixed)
+    checked = set()
+    for time, then in rules_in_history():
+        for key, old in then.set_index(['id', 'part']).iterrows():
+            if key not in now.index or key in checked or time < fixed[key]: continue
+            checked.add(key)
+            for k in DECIDING: assert old[k] == now.loc[key, k] or pd.isna(old[k]) and pd.isna(now.loc[key, k]), (key, k)
 
 def test_verdicts_of_claims_are_marked_as_on_the_scorecard(df):
     results = {k: s.load(RESULTS) for k, s in all_studies().items()}

@@ -162,14 +162,24 @@ def gain_by_budget(df: pd.DataFrame  # Complete cells of `converged_early`
 R7 = Claim('R7', 'reinit_cnn', ('converged_early',), gain_by_budget)
 
 # %% ../../nbs/71_claims.reinit.ipynb #359c3c73
-def margin_gain(df: pd.DataFrame  # Complete cells of `converged_runs`
+_NO_REDRAW = 'no reinitialization'   # LW without it, an arm of `converged_parts`
+
+def _ablated(parts):
+    "Return the runs of LW with and without reinitialization, where both fit; `None`: there are none"
+    if parts is None or not len(parts): return pd.DataFrame(columns=[*SETTING_COLUMNS, 'seed', 'method'])
+    return fitted_settings(parts, methods=('LW', _NO_REDRAW))
+
+def margin_gain(df: pd.DataFrame,  # Complete cells of `converged_runs`
+                parts: pd.DataFrame | None = None  # Of `converged_parts`; shown, not judged
                ) -> dict:
     "Measure R8: mean margin of the smallest tenth"
     d = fitted_settings(df[~df.augment])
+    ablated = setting_differences(_ablated(parts), 'margin', b=_NO_REDRAW)
     return {'LW − BL, smallest tenth': seed_effect(setting_differences(d, 'margin')),
-            'LW − BL with restarts, smallest tenth': seed_effect(setting_differences(d, 'margin', b='restart'))}
+            'LW − BL with restarts, smallest tenth': seed_effect(setting_differences(d, 'margin', b='restart')),
+            'LW − LW without reinitialization, smallest tenth': seed_effect(ablated)}
 
-R8 = Claim('R8', 'reinit_cnn', ('converged_table',), margin_gain)
+R8 = Claim('R8', 'reinit_cnn', ('converged_table', 'converged_parts'), margin_gain, runs_from=('converged_table',))
 
 # %% ../../nbs/71_claims.reinit.ipynb #3da84066
 def size_ratio(df: pd.DataFrame  # Complete cells of `converged_runs`
@@ -191,19 +201,21 @@ def with_sharpness(df: pd.DataFrame,  # Complete cells
     "Add the mean over the deviations of the noise"
     return df.assign(sharp=df[numbered_columns(df, stem)].mean(axis=1))
 
-def flatness_gain(df: pd.DataFrame  # Complete cells of `converged_runs`
+def flatness_gain(df: pd.DataFrame,  # Complete cells of `converged_runs`
+                  parts: pd.DataFrame | None = None  # Of `converged_parts`; shown, not judged
                  ) -> dict:
     "Measure R10: what noise on the weights takes from BL, minus what it takes from LW"
     d = with_sharpness(fitted_settings(df[~df.augment]))
     def less(rows, b='BL'): return seed_effect(setting_differences(rows, 'sharp', b, 'LW'), 100)
-    effects = {'what noise takes from BL − from LW': less(d), 'the same, from BL with restarts': less(d, 'restart')}
+    effects = {'what noise takes from BL − from LW': less(d), 'the same, from BL with restarts': less(d, 'restart'),
+               'the same, from LW without reinitialization': less(with_sharpness(_ablated(parts)), _NO_REDRAW)}
     if not numbered_columns(d, 'relative_noise_'): return effects
     return effects | {'the same, noise relative to the weights': less(with_sharpness(d, 'relative_noise_'))}
 
-R10 = Claim('R10', 'reinit_cnn', ('converged_table',), flatness_gain)
+R10 = Claim('R10', 'reinit_cnn', ('converged_table', 'converged_parts'), flatness_gain, runs_from=('converged_table',))
 
 # %% ../../nbs/71_claims.reinit.ipynb #a8308ddd
-_ABLATION_PAIRS = {'LW − without reinitialization': ('LW', 'no reinitialization'),
+_ABLATION_PAIRS = {'LW − without reinitialization': ('LW', _NO_REDRAW),
                    'LW − kept blocks frozen': ('LW', 'kept blocks frozen'),
                    'LW − BL of equal steps': ('LW', 'BL')}
 

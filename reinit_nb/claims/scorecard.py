@@ -122,7 +122,8 @@ def runs_of_claim(claim: Claim,  # From `get_claim`
     def recipes_of(part):
         if part in results.lists: return {r.hash for r in flatten_recipes(results.lists[part])}
         return set(results.part(part).get('recipe', runs.recipe))
-    deciding = [k for k in claim.runs_from if k in results.lists and runs.recipe.isin(recipes_of(k)).any()]
+    known = (*results.lists, *results.study.parts)
+    deciding = [k for k in claim.runs_from if k in known and runs.recipe.isin(recipes_of(k)).any()]
     found = []
     for k in deciding or claim.needs: found.append(runs[runs.recipe.isin(recipes_of(k))].assign(part=k))
     return pd.concat(found).drop_duplicates('recipe')

@@ -271,7 +271,7 @@ class Claim:
     measure: Callable        # These results → part → `Effect` or `None`
     scale: str | None = None  # Fixed scale, for numbers that a paper prints or a network of full size
     takes_scale: bool = False  # Does `measure` take the scale of the results?
-    runs_from: tuple[str, ...] = ()  # Lists whose runs decide where they were run; default: `needs`
+    runs_from: tuple[str, ...] = ()  # Lists or parts whose runs decide where they were run; default: `needs`
 
 def weakest_part(parts: Sequence[Part]) -> Part | None:
     "Return the part that supports the claim least; of undecided parts, one that was measured"
