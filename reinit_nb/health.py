@@ -372,8 +372,8 @@ def trainability(model: nn.Module,  # Any classifier; stays as it is
         out = call_model(model.eval(), inputs[:1], tensor=True)
     n_out = out.shape[-1]
     if out.ndim != 2:
-        raise ReinitError(f'{type(model).__name__} returns a tensor of shape {tuple(out.shape)} for one example: random '
-                          'labels need a classifier, which returns examples × classes')
+        raise ReinitError(f'{type(model).__name__} returns a tensor of shape {tuple(out.shape)} for one example: '
+                          'random labels need a classifier, which returns examples × classes')
     if n_out < 2:
         raise ReinitError(f'{type(model).__name__} has one output: random labels need a classifier with two or more')
     rows = []

@@ -640,7 +640,7 @@ def test_the_correction_ends_when_it_changes_a_step_by_half_a_percent():
 def test_weights_of_any_memory_format():
     def trained(layout):
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
+        net = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(24, 3))
         return fit(net.to(memory_format=layout), SWRCallback(.1, 5), batches(shape=(2, 6, 6)), torch_adamw)
     plain, last = trained(torch.contiguous_format), trained(torch.channels_last)
     assert plain.swr.log.equals(last.swr.log) and last.swr.log.recycled.sum() > 0
