@@ -557,9 +557,10 @@ def intervene_network(net: nn.Sequential,  # Changed in place
     return run.staged or run.arm in ('S&P', 'reset', 'LW', 'DASH', 'FIRE')
 
 class _TaskLoader:
-    "Batches of one network as a Learner reads them"
-    def __init__(self, data, shape): self.data, self.shape = data, shape
-    def __len__(self): return self.data.steps
+    "Batches of one network as a Learner reads them; none without data, as for validation"
+    def __init__(self, data=None, shape=()): self.data, self.shape = data, shape
+    def __len__(self): return self.data.steps if self.data else 0
+    def to(self, device): return self   # `StreamBatches` brings them to the device
     def __iter__(self): return (self.images(*self.data.batch(k)) for k in range(len(self)))
     def images(self, x, y): return x[0].view(-1, *self.shape), y[0]
 
@@ -574,7 +575,7 @@ def _network_shares(net, x, y):
     nn.functional.cross_entropy(out, y).backward()
     whole = {measure: value for layer, measure, value in probe.units() + probe.frozen() if layer == 'all'}
     net.zero_grad()   # the next task would add to these gradients
-    found = dict(train_acc=float((out.argmax(1) == y).double().mean()))
+    found = dict(train_acc=float(cpu_double(out.argmax(1) == y).mean()))
     return found | {k: float(whole[k]) for k in ('dormant', 'inactive', 'frozen')}
 
 @torch.enable_grad()
@@ -594,10 +595,10 @@ def run_network_stream(run: StreamRun,
     norm = float(norm_of(net[0].weight.detach()))
     right = []
     def loss(out, y):
-        right.append(float((out.argmax(1) == y).double().mean()))   # before the step
+        right.append(float(cpu_double(out.argmax(1) == y).mean()))   # before the step
         return nn.functional.cross_entropy(out, y)
     callbacks = stream_callbacks(run)
-    learn = Learner(DataLoaders([], [], device=device), net, loss, partial(OptimWrapper, opt=torch.optim.Adam),
+    learn = Learner(DataLoaders(_TaskLoader(), _TaskLoader(), device=device), net, loss, partial(OptimWrapper, opt=torch.optim.Adam),
                     cbs=callbacks, wd_bn_bias=True)
     learn.remove_cb(ProgressCallback).logger = noop
     penalty = 2 * run.strength if run.arm == 'L2' else 0.   # torch's Adam adds it to the gradient
@@ -614,7 +615,7 @@ def run_network_stream(run: StreamRun,
             if run.arm == 'head' and not begins:
                 head = {p: torch.ones_like(p, dtype=torch.bool) for p in net[-1].parameters()}
                 reset_opt_state(learn.opt, head, 'slice')
-        learn.dls = DataLoaders(loader, [], device=device)
+        learn.dls = DataLoaders(loader, _TaskLoader(), device=device)
         right.clear()
         learn.fit(1, run.lr, wd=penalty, reset_opt=begins)
         total = sum(int(cb.log.recycled.sum()) for cb in callbacks if run.arm in _RECYCLERS)
