@@ -326,8 +326,20 @@ def check_intervention(model: nn.Module,  # Any model; the meta device is enough
     if name == 'LLF': _first_layer(model, options.get('layer'))
     if name == 'FC': find_blocks(model)
 
+@contextmanager
+def _keep_frozen(model):
+    "Leave frozen parameters as they are, and the statistics of normalizations whose parameters are all frozen"
+    kept = {p: p.detach().clone() for p in model.parameters() if not p.requires_grad}
+    for m in model.modules():
+        own = [p for p in m._parameters.values() if p is not None]
+        if not own or any(p.requires_grad for p in own): continue
+        kept |= {t: t.clone() for t in m._buffers.values() if t is not None}
+    try: yield
+    finally:
+        for t, old in kept.items(): t.data.copy_(old)
+
 @torch.no_grad()
-def intervene(model: nn.Module,  # Changed in place
+def intervene(model: nn.Module,  # Changed in place; frozen parameters (`requires_grad` is false) stay as they are
               name: str,  # One of `INTERVENTIONS`
               streams: Streams | int = 0,  # Fresh weights come from its `reinit` stream; a number is a seed
               init: str | Callable = 'he',  # How they are drawn
@@ -342,7 +354,7 @@ def intervene(model: nn.Module,  # Changed in place
     if needs_data(name) and data is None: raise ReinitError(f'{name} needs data: give some, as in data=dls.train')
     given = {k: v for k, v in zip(_GIVEN, (init, streams, data, loss, distributed)) if k in _arguments(name)}
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    INTERVENTIONS[name](model, **options, **given)
+    with _keep_frozen(model): INTERVENTIONS[name](model, **options, **given)
     rows = [(n, p.numel(), int((p != before[n]).sum()), float(before[n].norm()), float(p.norm()))
             for n, p in model.named_parameters()]
     return pd.DataFrame(rows, columns=['parameter', 'entries', 'changed', 'norm_before', 'norm_after'])
@@ -434,7 +446,11 @@ class DiracResetCallback(InterveneCallback):
         self.one_d = check_choice('one_d', one_d, ONE_D)
         super().__init__('dirac', tasks, opt_state, epochs=epochs, s=s, one_d=one_d)
 
-    def apply(self, model): return dirac_reset(model, **self.options)
+    def apply(self, model):
+        with _keep_frozen(model): log = dirac_reset(model, **self.options)
+        frozen = log.parameter.isin([n for n, p in model.named_parameters() if not p.requires_grad])
+        unchanged = dict(kind='kept', changed=0, norm_after=log.norm_before)
+        return log.assign(**{k: log[k].mask(frozen, v) for k, v in unchanged.items()})
 
 # %% ../nbs/44_between.ipynb #dash0006
 class DASHCallback(InterveneCallback):
@@ -481,7 +497,7 @@ def pull_gradients(model: nn.Module,  # Whose gradients are changed in place
 
 class L2InitCallback(_FromStartCallback):
     "Add λ‖θ − θ₀‖² to the loss, where θ₀ are the weights before the first fit"
-    order = 50   # before gradients are clipped, after they are unscaled
+    order = 10.5   # after MixedPrecision has unscaled the gradients, before GradientClip clips them
     def __init__(self,
                  lam: float = 1e-3  # λ
                 ):

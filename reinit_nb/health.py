@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .blocks import join_names
 from .core import ReinitError, Streams, check_choice, check_number, cpu_double, new_axes
 from .flatness import top_eigenvalues
 from .frozen import effective_rank, mutually_frozen
-from .init import drawn_weights, init_name, reset
+from .init import NOT_DRAWN, init_name, reset
 from reinit_nb.probing import (
     call_model,
     check_model,
@@ -93,13 +94,14 @@ class HealthProbe:
         seen = self.watch.means(distributed)
         for o in self.layers:
             found = {}
-            if o.layer in seen: found['dormant'] = over_mean(seen[o.layer]) <= self.tau
+            if o.layer in seen: found['dormant'] = over_mean(seen[o.layer]), self.tau
             grad = parameters[o.part.weight].grad
-            if grad is not None: found['inactive'] = over_mean(UnitSignals(o, parameters).gradient) <= GRADIENT_TAU
-            for measure, mask in found.items():
-                rows.append((o.layer, measure, float(mask.float().mean())))
+            if grad is not None: found['inactive'] = over_mean(UnitSignals(o, parameters).gradient), GRADIENT_TAU
+            for measure, (scores, tau) in found.items():
+                below = math.nan if scores.isnan().any() else int((scores <= tau).sum())
+                rows.append((o.layer, measure, below / len(o)))
                 n, total = counts.get(measure, (0, 0))
-                counts[measure] = n + int(mask.sum()), total + len(o)
+                counts[measure] = n + below, total + len(o)
         return rows + [('all', measure, n / total) for measure, (n, total) in counts.items()]
 
     def ranks(self,
@@ -112,13 +114,16 @@ class HealthProbe:
             z = torch.cat(kept)
             if distributed: z = _gather_rows(z)
             gram = feature_gram(z, True)
-            rows += [(reader, 'effective_rank', effective_rank(gram)[0]), (reader, 'stable_rank', stable_rank(gram))]
+            known = bool(gram.isfinite().all())   # not in a training that has diverged
+            rows.append((reader, 'effective_rank', effective_rank(gram)[0] if known else math.nan))
+            rows.append((reader, 'stable_rank', stable_rank(gram) if known else math.nan))
         last = self.rank_at[-1] if self.rank_at else None
         return rows + [('all', measure, value) for layer, measure, value in rows if layer == last]
 
     def frozen(self) -> list[tuple]:  # layer, measure, value
         "Count mutually frozen filters"
         if not self.wiring.countable.any(): return []
+        if not all(p.isfinite().all() for p in self.model.parameters()): return [('all', 'frozen', math.nan)]
         df = mutually_frozen(self.model, self.wiring)
         df = df[(df.role == 'layer') & (df.countable > 0)]
         rows = [(layer, 'frozen', share) for layer, share in zip(df.layer, df.frozen / df.countable)]
@@ -130,7 +135,7 @@ class HealthProbe:
         "Measure the norms of weights, of gradients that are there, and of the last step"
         rows = []
         squares = {}
-        for n, p in drawn_weights(self.model).items():
+        for n, p in _weights(self.model).items():
             tensors = dict(weight_norm=p.detach(), gradient_norm=p.grad)
             if before and n in before: tensors['update_norm'] = p.detach() - before[n]
             for measure, t in tensors.items():
@@ -139,6 +144,20 @@ class HealthProbe:
                 rows.append((n.rpartition('.')[0], measure, norm))
                 squares[measure] = squares.get(measure, 0.) + norm**2
         return rows + [('all', measure, total**.5) for measure, total in squares.items()]
+
+def _weights(model):
+    "Return weights by name, also the tensors from which a layer computes its weight, as with weight normalization"
+    names = set()
+    for n, m in model.named_modules():
+        if isinstance(m, NOT_DRAWN): continue
+        whole = isinstance(m, nn.utils.parametrize.ParametrizationList) and 'weight' in n.rpartition('.')[2]
+        names |= {join_names(n, k) for k in m._parameters if whole or 'weight' in k}
+    return {n: p for n, p in model.named_parameters() if n in names and p.ndim > 1}
+
+def _sharpness(model, batches, loss, mean_loss):
+    "Return the largest eigenvalue of the Hessian, which a training that has diverged does not have"
+    if not math.isfinite(mean_loss): return math.nan
+    return float(top_eigenvalues(model, batches, 1, loss, .01).eigenvalue[0])
 
 def _gather_rows(z):
     "Return the rows of all processes, which may have different numbers of them"
@@ -174,15 +193,22 @@ def health(model: nn.Module,  # Any network; stays as it is
     model = unwrap_model(check_model(model))
     batches = list_batches(data, model_device(model))
     probe = HealthProbe(model, batches[0][0], tau, pairs=pairs, most=math.ceil(2048 / len(batches)))
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ReinitError(f'{type(model).__name__}: all parameters are frozen (requires_grad is False), and gradients '
+                          'cannot be measured: try copy.deepcopy(model).requires_grad_(True)')
     function = loss or F.cross_entropy
     n = sum(len(y) for _, y in batches)
+    mean_loss = 0.
     with preserve_rng(), preserve_model(model, weights=False):
         model.eval()
         probe.watch.attach()
-        for x, y in batches: (function(call_model(model, x, tensor=True), y) * len(y) / n).backward()
+        for x, y in batches:
+            part = function(call_model(model, x, tensor=True), y) * len(y) / n
+            part.backward()
+            mean_loss += float(part.detach())
         probe.watch.detach()
         rows = probe.units() + probe.ranks() + probe.frozen() + probe.norms()
-    if sharpness: rows.append(('all', 'sharpness', float(top_eigenvalues(model, batches, 1, loss, .01).eigenvalue[0])))
+    if sharpness: rows.append(('all', 'sharpness', _sharpness(model, batches, loss, mean_loss)))
     if steps:
         summary = trainability_summary(trainability(model, batches, steps))
         rows.append(('all', 'trainability', trainability_ratio(summary)))
@@ -270,7 +296,7 @@ class HealthCallback(FitCallback):
         if self.probe and self.probe.watch.handles: self.probe.watch.detach()
 
     def before_step(self):
-        if self._due: self.before = {n: p.detach().clone() for n, p in drawn_weights(self.net).items()}
+        if self._due: self.before = {n: p.detach().clone() for n, p in _weights(self.net).items()}
 
     def after_cancel_step(self): self.skipped = True   # `after_step` comes nevertheless
 
@@ -287,11 +313,11 @@ class HealthCallback(FitCallback):
         everywhere = self._distributed
         found = self.probe.units(everywhere) + self.probe.ranks(everywhere)
         found += self.probe.frozen() + self.probe.norms(self.before)
+        loss = float(self.learn.loss.detach())
         if self.sharpness:
             batch = tuple(self.learn.xb) + tuple(self.learn.yb)
-            eigenvalue = top_eigenvalues(self.net, [batch], 1, self.loss_func, .01).eigenvalue[0]
-            found.append(('all', 'sharpness', float(eigenvalue)))
-        found.append(('all', 'loss', float(self.learn.loss.detach())))
+            found.append(('all', 'sharpness', _sharpness(self.net, [batch], self.loss_func, loss)))
+        found.append(('all', 'loss', loss))
         if everywhere:   # each process has a batch of its own
             found = [(layer, k, _mean_over_processes(v) if k in ('sharpness', 'loss') else v) for layer, k, v in found]
         self.rows += [(self.step, self.epoch, *row) for row in found]
@@ -343,7 +369,11 @@ def trainability(model: nn.Module,  # Any classifier; stays as it is
     inputs = torch.cat(list_inputs(x, device))
     if not len(inputs): raise ReinitError('x has no inputs')
     with preserve_rng(), preserve_model(model, weights=False), torch.no_grad():
-        n_out = call_model(model.eval(), inputs[:1], tensor=True).shape[-1]
+        out = call_model(model.eval(), inputs[:1], tensor=True)
+    n_out = out.shape[-1]
+    if out.ndim != 2:
+        raise ReinitError(f'{type(model).__name__} returns a tensor of shape {tuple(out.shape)} for one example: '
+                          'random labels need a classifier, which returns examples × classes')
     if n_out < 2:
         raise ReinitError(f'{type(model).__name__} has one output: random labels need a classifier with two or more')
     rows = []

@@ -503,11 +503,9 @@ def least_share(share: float,  # Of the mature ones, at each decision
         due = float(memory.get('due', 0.)) + share * n_mature
         n = min(math.floor(due + 1e-9), n_mature)
         memory['due'] = due - n
-        chosen = torch.zeros_like(mature)
-        if not n: return chosen
-        order = torch.where(mature, score, math.inf).flatten().argsort(stable=True)
-        chosen.view(-1)[order[:n]] = True
-        return chosen
+        chosen = torch.zeros(mature.numel(), dtype=torch.bool, device=mature.device)
+        if n: chosen[torch.where(mature, score, math.inf).flatten().argsort(stable=True)[:n]] = True
+        return chosen.view(mature.shape)
     return rule
 
 # %% ../nbs/49_recycle.ipynb #95ea6e7b
@@ -572,6 +570,7 @@ class EntrySteps:
     @entries.setter
     def entries(self, entries):
         self._entries = entries
+        self.last = {n: int(born.max()) for n, (at, born) in entries.items() if len(at)}   # Adam's count, last seen
         self._changed()
 
     def _changed(self):
@@ -588,7 +587,9 @@ class EntrySteps:
             new = flat.nonzero().flatten()
             old, born = self.entries.get(n, (new[:0], new[:0]))
             kept = ~flat.index_select(0, old)
+            if steps[n] < self.last.get(n, 0): kept = torch.zeros_like(kept)   # the count began again
             self.entries[n] = torch.cat([old[kept], new]), torch.cat([born[kept], torch.full_like(new, steps[n])])
+            self.last[n] = steps[n]
         self._changed()
         return [n for n in masks if n not in steps]
 
@@ -598,8 +599,13 @@ class EntrySteps:
         if not self.active: return
         alike = {}   # parameters with the same count and settings are corrected together
         wanted = {p: n for p, n in names.items() if n in self.active and p.grad is not None}
-        for p, m, v, *settings in _adam_state(opt, wanted):
-            alike.setdefault(tuple(settings), []).append((wanted[p], p, m, v))
+        for p, m, v, step, *settings in _adam_state(opt, wanted):
+            n = wanted[p]
+            # a count that began again, as of a new optimizer or after `clear_state`, is that of all entries
+            if step <= self.last[n]: self.entries[n] = tuple(t[:0] for t in self.entries[n])
+            else: alike.setdefault((step, *settings), []).append((n, p, m, v))
+            self.last[n] = step
+        if any(not len(self.entries[n][0]) for n in self.active): self._changed()
         for settings, members in alike.items(): self._correct(members, *settings)
 
     def _correct(self, members, step, *settings):

@@ -247,6 +247,15 @@ def task_streams(device):
     return found
 
 @case
+def cnn_streams(device):
+    from reinit_nb.studies.plasticity import StreamRun, run_streams
+    strengths = {'plain': 0., 'L2 Init': .01, 'S&P': .6, 'CBP': .02, 'ReDo': .3, 'DASH': 0.}
+    base = StreamRun('warm_start', dataset='digits', tasks=2, images=60, steps=10, batch=8, hidden=(12,), every=5,
+                     maturity=3, probe=40, network='cnn')
+    runs = [base.replace(arm=arm, strength=strength) for arm, strength in strengths.items()]
+    return dict(rows=pd.DataFrame([row for rows in run_streams(runs, device) for row in rows]))
+
+@case
 def coordinate_stacks(device):
     from reinit_nb.coordinate_nets import SIGNALS, CoordinateNet, CoordinateStack, fit_signals
     from reinit_nb.spectrum import grid_probe

@@ -162,6 +162,30 @@ def test_what_changes(name):
     intervene(again, name, Streams(3), data=IMAGES)
     assert not changed(again, net.state_dict())                       # a number is the seed of streams
 
+@pytest.mark.parametrize('name', INTERVENTIONS)
+def test_frozen_parameters_stay(name):
+    "With the statistics of their normalizations; the others change as they do without"
+    net = model('scnn', c_in=1, size=8, width=.25, norm='batch').train()
+    net(IMAGES[0])   # running statistics of its own
+    free = copy.deepcopy(net)
+    net.block2.requires_grad_(False)
+    before = state_of(net)
+    log = intervene(net, name, 3, data=IMAGES).set_index('parameter')
+    intervene(free, name, 3, data=IMAGES)
+    assert not [k for k in changed(net, before) if k.startswith('block2')]
+    assert not log.changed[log.index.str.startswith('block2')].any()
+    if name == 'DASH': return   # its gradients are those of the trained parameters
+    assert {k for k in changed(net, free.state_dict()) if not k.startswith('block2')} == set()
+
+def test_the_dirac_callback_keeps_frozen_parameters():
+    net = mlp()
+    net[0].requires_grad_(False)
+    before = state_of(net)
+    log = DiracResetCallback(.2).apply(net).set_index('parameter')
+    assert changed(net, before) == {'2.weight', '2.bias'}
+    assert log.kind.to_dict() == {'0.weight': 'kept', '0.bias': 'kept', '2.weight': 'dirac', '2.bias': 'add'}
+    assert log.changed.tolist()[:2] == [0, 0] and (log.norm_after == log.norm_before).tolist()[:2] == [True, True]
+
 def test_interventions_by_hand():
     before = state_of(trained())
     net = trained()

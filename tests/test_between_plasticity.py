@@ -1,4 +1,5 @@
 "FIRE, DASH, L2 Init, Hare and Tortoise: against independent computations"
+import copy
 import math
 import os
 import socket
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.progress import ProgressCallback
+from fastai.callback.training import GradientClip
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
@@ -223,6 +225,21 @@ def test_l2_init_is_the_penalty():
     learner(b).fit(1, lr, wd=0., cbs=cb)
     assert_same(a, b)
     assert cb.distance == pytest.approx(sum(float((p - q).square().sum()) for p, q in zip(b.parameters(), first)))
+
+def test_the_penalty_is_clipped_with_the_loss():
+    net = mlp()
+    first = copy.deepcopy(net)
+    learner(net, SGD, [L2InitCallback(3.), GradientClip(.1)], batches(4)).fit(1, .05, wd=0.)
+    plain = copy.deepcopy(first)
+    for x, y in batches(4):
+        loss = F.cross_entropy(plain(x), y)
+        loss = loss + 3 * sum((p - q.detach()).square().sum() for p, q in zip(plain.parameters(), first.parameters()))
+        plain.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), .1)
+        with torch.no_grad():
+            for p in plain.parameters(): p -= .05 * p.grad
+    assert_same(net, plain)
 
 def test_l2_init_without_a_penalty_and_frozen():
     a, b = mlp(), mlp()

@@ -117,6 +117,26 @@ def test_norms_frozen_filters_and_sharpness():
     assert value(df, 'all', 'sharpness') == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=.02)
     assert set(df.measure) == set(HEALTH_MEASURES) - {'update_norm', 'trainability'}
 
+def test_weights_that_a_layer_computes():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
+    df = health(net, batch())
+    own = net[0].parametrizations.weight
+    norm = math.sqrt(sum(float(p.norm())**2 for p in (own.original0, own.original1, net[2].weight)))
+    assert value(df, 'all', 'weight_norm') == pytest.approx(norm, rel=1e-5)
+    assert set(df.measure) == {'frozen', 'weight_norm', 'gradient_norm', 'sharpness'}   # units are not followed
+
+@pytest.mark.parametrize('sharpness', [False, True])
+def test_a_training_that_diverges_goes_on(sharpness):
+    net = mlp()
+    with torch.no_grad(): net[0].weight[0, 0] = math.nan
+    learn = learner(net)
+    learn.fit(1, .1, cbs=HealthCallback(5, sharpness=sharpness))
+    df = learn.health.df
+    assert df.step.max() == 19 and df[(df.layer == 'all') & (df.measure != 'frozen')].value.isna().all()
+    whole = health(net, batch(), sharpness=sharpness).query('layer == "all"')
+    assert whole.value.isna().all() and ('sharpness' in set(whole.measure)) == sharpness
+
 def test_batches_are_averaged():
     net, (x, y) = mlp(), batch()
     one = health(net, (x, y), sharpness=False)
@@ -232,6 +252,18 @@ def test_figures():
     assert axs[-1].get_title() == 'trainability' and len(axs[-1].patches) == 1
     fitted = trainability_summary(trainability(net, data, 8)).set_index('start').loss
     assert value(df, 'all', 'trainability') == pytest.approx(fitted['this'] / fitted['fresh'])
+
+class PerToken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, x): return self.out(self.embedding(x))
+
+def test_networks_that_cannot_be_measured_are_refused():
+    with pytest.raises(ReinitError, match='all parameters are frozen'): health(mlp().requires_grad_(False), batch())
+    with pytest.raises(ReinitError, match=r'shape \(1, 5, 11\) for one example: random labels need a classifier'):
+        trainability(PerToken(), torch.randint(11, (16, 5)), steps=2)
 
 def test_errors():
     with pytest.raises(ReinitError, match='nothing was measured yet'): HealthCallback().plot()

@@ -22,6 +22,7 @@ from fastcore.basics import noop
 from torch import nn
 from torch.nn import functional as F
 
+from reinit_nb.between import InterveneCallback
 from reinit_nb.checkpoint import CheckpointCallback
 from reinit_nb.core import ReinitError, Streams
 from reinit_nb.freezing import FrozenLayersCallback, freeze_layers
@@ -37,6 +38,7 @@ from reinit_nb.recycle import (
     SWRCallback,
     UnitActivations,
     UnitSignals,
+    _adam_state,
     at_most,
     draw_module,
     find_units,
@@ -635,6 +637,15 @@ def test_the_correction_ends_when_it_changes_a_step_by_half_a_percent():
         if ended is None and not steps.active: ended = k
     assert ended == math.ceil(math.log(.01) / math.log(.99))
 
+def test_weights_of_any_memory_format():
+    def trained(layout):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(24, 3))
+        return fit(net.to(memory_format=layout), SWRCallback(.1, 5), batches(shape=(2, 6, 6)), torch_adamw)
+    plain, last = trained(torch.contiguous_format), trained(torch.channels_last)
+    assert plain.swr.log.equals(last.swr.log) and last.swr.log.recycled.sum() > 0
+    for a, b in zip(plain.model.parameters(), last.model.parameters()): torch.testing.assert_close(a, b)
+
 @pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
 def test_entries_of_any_memory_format(layout):
     p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=layout))
@@ -666,6 +677,31 @@ def biggest_steps(make_opt, adam_steps='entry'):
     learn = learner(mlp(act=nn.Tanh), batches(309), make_opt)
     learn.fit(1, 1e-3, wd=0., cbs=[Before(), cb, Corrected()])
     return max(sizes[200:299]), max(sizes[300:])
+
+@pytest.mark.parametrize('opt_func', [Adam, torch_adam])
+@pytest.mark.parametrize('how', ['reset_opt', 'clear_state', 'another Learner'])
+def test_an_optimizer_that_begins_again_leaves_nothing_to_correct(opt_func, how):
+    cb = ReDoCallback(math.inf, 20)
+    learn = fit(mlp(), cb, opt_func=opt_func)
+    assert cb.entry_steps.active
+    data = batches(12, seed=2)
+    alone = fit(copy.deepcopy(learn.model), None, data, opt_func)
+    if how == 'another Learner': fit(learn.model, cb, data, opt_func)
+    else:
+        learn.dls = learner(mlp(), data).dls
+        if how == 'clear_state': learn.opt.clear_state()
+        learn.fit(1, LR, wd=0., cbs=cb, reset_opt=how == 'reset_opt')
+    assert len(cb.log) == 2 and not cb.entry_steps.active
+    for k, v in alone.model.state_dict().items(): assert torch.equal(learn.model.state_dict()[k], v), k
+
+@pytest.mark.parametrize('opt_func', [Adam, torch_adam])
+def test_recycling_and_an_intervention_together(opt_func):
+    cb = CBPCallback(.1, 3)
+    learn = learner(mlp(), batches(), opt_func, cbs=[cb, InterveneCallback('shrink', epochs=[2])])
+    learn.fit(2, LR)
+    counts = {n: t for p, n in cb.names.items() for q, _, _, t, *_ in _adam_state(learn.opt, {p})}
+    assert all((born <= counts[n]).all() for n, (_, born) in cb.entry_steps.entries.items())
+    assert all(torch.isfinite(p).all() for p in learn.model.parameters())
 
 def test_amsgrad_counts_by_entry():
     amsgrad = partial(OptimWrapper, opt=partial(torch.optim.Adam, amsgrad=True))

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from reinit_nb.between import dash_reset, intervene, shrink_perturb
 from reinit_nb.claims.plasticity import CLAIMS
 from reinit_nb.claims.scorecard import judge
 from reinit_nb.core import ReinitError, Streams
-from reinit_nb.init import draw_weights
+from reinit_nb.init import draw_weights, reset
+from reinit_nb.recycle import draw_module
 from reinit_nb.report.page import judge_results
 from reinit_nb.store import Store, paper_table
 from reinit_nb.studies.common import StudyResults, find_results, flatten_recipes, write_results
@@ -26,11 +28,13 @@ from reinit_nb.studies.plasticity import (
     batch_order,
     best_settings,
     entry_streams,
+    intervene_network,
     judged_streams,
     longer_streams,
     plan_streams,
     run_streams,
     stream_images,
+    stream_network,
     stream_part,
     stream_recipe,
     stream_task,
@@ -233,6 +237,142 @@ def test_every_problem_is_its_plain_loop(problem):
     run = tiny('LW' if problem in STAGE_PROBLEMS else 'plain', problem=problem)
     (rows,) = run_streams([run])
     assert [o['online_acc'] for o in rows] == pytest.approx(PlainLoop(run).online(), abs=1e-6)
+
+
+class NetworkLoop(PlainLoop):
+    "The same with the CNN, by functions of torch"
+
+    def __init__(self, run):
+        self.run = run
+        self.images = stream_images(run.dataset, run.size)
+        outputs = 2 if run.problem == 'pairs_cifar' else self.images.classes
+        self.net = stream_network(run, self.images.shape, outputs)
+        self.names = [n for n, m in self.net.named_children() if hasattr(m, 'weight')]
+        self.layers = [self.net.get_submodule(n) for n in self.names]
+        self.initial = copy.deepcopy(self.layers)
+        self.new_optimizer()
+        units = 16, 16, *run.hidden
+        self.utility, self.age, self.total = ([torch.zeros(n) for n in units] for _ in range(3))
+        self.due = [0.0 for _ in units]
+        self.step = 0
+
+    def forward(self, x):
+        x = x.view(-1, *self.images.shape)
+        self.hidden = []
+        for layer in self.layers[:-1]:
+            if isinstance(layer, nn.Conv2d):
+                x = torch.relu(nn.functional.conv2d(x, layer.weight, layer.bias, padding=2))
+                x = nn.functional.max_pool2d(x, 2)
+            else:
+                x = torch.relu(layer(x.flatten(1)))
+            self.hidden.append(x.transpose(0, 1).flatten(1).T)   # one column for each unit
+        return self.layers[-1](x.flatten(1))
+
+    def outgoing(self, i):
+        "The weights that read each unit: above × units × positions"
+        above = self.layers[i + 1].weight
+        return above.view(len(above), len(self.utility[i]), -1)
+
+    def continual(self, i, seen):
+        self.age[i] += 1
+        self.utility[i] = 0.99 * self.utility[i] + 0.01 * seen * self.outgoing(i).abs().sum((0, 2))
+        mature = [u for u in range(len(seen)) if self.age[i][u] > self.run.maturity]
+        self.due[i] += self.run.strength * len(mature)
+        n = min(int(self.due[i] + 1e-9), len(mature))
+        self.due[i] -= n
+        self.recycle(i, sorted(mature, key=lambda u: float(self.utility[i][u]))[:n])
+
+    def after_step(self):
+        self.chosen = {}
+        super().after_step()
+        for i, units in self.chosen.items():
+            for u in units: self.outgoing(i)[:, u] = 0
+        for i, units in self.chosen.items():   # what goes into a unit is drawn last
+            layer, above = self.layers[i], self.layers[i + 1]
+            streams = Streams(self.run.seed).fork(self.step).fork(self.names[i])
+            fresh = draw_module(layer, 'he_uniform', streams, self.names[i])['weight']
+            for u in units:
+                layer.weight[u] = fresh[u]
+                layer.bias[u] = 0
+                for moment in self.moments():
+                    self.opt.state[layer.weight][moment][u] = 0
+                    self.opt.state[layer.bias][moment][u] = 0
+                    t = self.opt.state[above.weight][moment]
+                    t.view(len(t), len(self.utility[i]), -1)[:, u] = 0
+
+    def moments(self):
+        return ('exp_avg', 'exp_avg_sq') + (('own_steps',) if self.run.arm in ENTRY_ARMS else ())
+
+    def recycle(self, i, units):
+        if not units: return
+        self.chosen[i] = units
+        for u in units: self.utility[i][u] = self.age[i][u] = 0
+
+    @torch.no_grad()
+    def between(self, t):
+        streams = Streams(self.run.seed).fork(f'before {t}')
+        fresh = copy.deepcopy(self.net)
+        if self.run.arm == 'S&P': shrink_perturb(fresh, 0., 1., 'he_uniform', streams)   # nothing but the draw
+        else: reset(fresh, 'he_uniform', streams)
+        fresh = [fresh.get_submodule(n) for n in self.names]
+        arm = self.run.arm
+        if arm == 'S&P':
+            for layer, new in zip(self.layers, fresh):
+                layer.weight.copy_(self.run.strength * layer.weight + self.run.perturb * new.weight)
+        for layer, new in zip(self.layers, fresh):
+            if arm != 'reset': continue
+            layer.weight.copy_(new.weight)
+            layer.bias.zero_()
+        if arm in ('S&P', 'reset'): self.new_optimizer()
+
+    def online(self):
+        accuracies = []
+        for t in range(self.run.tasks):
+            if t: self.between(t)
+            accuracies.append(self.train(t))
+        return accuracies
+
+@pytest.mark.parametrize('arm', ('plain', 'L2', 'L2 Init', 'S&P', 'CBP', 'ReDo', 'reset', *ENTRY_ARMS))
+def test_a_cnn_on_a_stream_is_its_plain_loop(arm):
+    run = tiny(arm, network='cnn', hidden=(16,))
+    (rows,) = run_streams([run])
+    loop = NetworkLoop(run)
+    assert [o['online_acc'] for o in rows] == pytest.approx(loop.online(), abs=1e-6)
+    assert rows[-1]['norm'] == pytest.approx(loop.norm(), rel=1e-4)
+    assert (sum(o['recycled'] for o in rows) > 0) == (arm in ('CBP', 'ReDo', *ENTRY_ARMS))
+
+@pytest.mark.parametrize('arm', ('head', 'LW', 'DASH', 'FIRE'))
+def test_a_cnn_between_two_tasks(arm):
+    run = tiny(arm, network='cnn', hidden=(16,), problem='warm_start', tasks=2)
+    images = stream_images(run.dataset)
+    net = stream_network(run, images.shape, images.classes)
+    with torch.no_grad(): net[0].weight.mul_(2)
+    old = copy.deepcopy(net)
+    batches = [(images.x[:32].view(-1, 1, 8, 8), images.y[:32])]
+    assert intervene_network(net, run, Streams(0), float(old[0].weight.norm()) / 2, batches)
+    changed = {n for n, p in net.named_parameters() if p.ndim > 1 and not torch.equal(p, old.get_parameter(n))}
+    weights = {n for n, p in net.named_parameters() if p.ndim > 1}
+    assert changed == ({'9.weight'} if arm == 'head' else weights)
+    if arm == 'LW': torch.testing.assert_close(net[0].weight, old[0].weight / 2)
+    if arm in ('FIRE', 'DASH'):
+        if arm == 'FIRE': intervene(old, 'FIRE')
+        else: dash_reset(old, batches)
+        assert all(torch.equal(p, q) for p, q in zip(net.parameters(), old.parameters()))
+    rows = run_streams([run])[0]
+    assert 0 <= rows[-1]['test_acc'] <= 1 and rows[0]['task_steps'] < rows[1]['task_steps']
+
+def test_a_cnn_has_the_tasks_of_the_mlp_and_another_hash():
+    run = tiny('plain')
+    cnn = run.replace(network='cnn')
+    assert run.hash != cnn.hash and 'network' not in run.to_dict()['fields']
+    assert StreamRun.from_dict(cnn.to_dict()) == cnn
+    assert len(plan_streams([run, cnn])) == 2
+    before = torch.get_rng_state()
+    net = stream_network(cnn, (3, 16, 16), 10)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [tuple(m.weight.shape) for m in net if hasattr(m, 'weight')] == [(16, 3, 5, 5), (16, 16, 5, 5), (16, 256),
+                                                                            (12, 16), (10, 12)]
+    with pytest.raises(ReinitError, match='network='): tiny('plain', network='rnn')
 
 
 def test_arms_differ_and_members_do_not_disturb_each_other():
