@@ -872,7 +872,9 @@ def plot_layer_separability(t: pd.DataFrame,  # From `separability_by_layer`
         style = '--' if part == 'train' else '-'
         ax.errorbar(line.layer + 1, line['mean'], (line.hi - line.lo) / 2, ls=style, marker='o', ms=3, capsize=2,
                     color=FREEZING_COLORS[frozen], label=f'{FREEZING_NAMES[frozen]}, {part}')
-    ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title, xticks=sorted(t.layer.unique() + 1))
+    layers = sorted(t.layer.unique() + 1)
+    ticks = layers[::1 + len(layers) // 10]
+    ax.set(xlabel='hidden layer', ylabel='separability [%]', title=title, xticks=ticks)
     ax.legend(frameon=False, fontsize='x-small', loc='upper left', bbox_to_anchor=(1, 1))
     return ax
 
