@@ -197,7 +197,9 @@ def test_what_decides_has_not_changed_since_its_rule_was_fixed():
         for key, old in then.set_index(['id', 'part']).iterrows():
             if key not in now.index or key in checked or time < fixed[key]: continue
             checked.add(key)
-            for k in DECIDING: assert old[k] == now.loc[key, k] or pd.isna(old[k]) and pd.isna(now.loc[key, k]), (key, k)
+            for k in DECIDING:
+                today = now.loc[key, k]
+                assert old[k] == today or pd.isna(old[k]) and pd.isna(today), (key, k)
 
 def test_verdicts_of_claims_are_marked_as_on_the_scorecard(df):
     results = {k: s.load(RESULTS) for k, s in all_studies().items()}
