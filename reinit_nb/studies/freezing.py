@@ -632,7 +632,10 @@ def deciding_lists(scale: str | None = None,  # As in `core.scale`
     datasets = by_scale(('cifar10', 'mnist'), FREEZING_DATASETS, FREEZING_DATASETS, scale)
     wide = {d: wide_reservoir(d, scale) for d in datasets}
     cifar = wide['cifar10']
-    short = cifar.replace(epochs=by_scale(3, 50, 50, scale), looks=(), separate=())
+    fewer = dict(epochs=by_scale(3, 50, 50, scale), looks=(), separate=())
+    short = cifar.replace(**fewer)
+    colored = [r.replace(**fewer) for d, r in wide.items() if d != 'mnist']
+    widths = by_scale((4, 16), (32, 64, 128, 512), (32, 64, 128, 512, 1024), scale)
     landscape = {k: getattr(cifar, k) for k in ('task', 'n_test', 'base')}
     landscape |= dict(looks=(), images=by_scale(50, 300, 300, scale))
     lists = dict(
@@ -641,7 +644,7 @@ def deciding_lists(scale: str | None = None,  # As in `core.scale`
         front=[r.replace(position='front', looks=(), separate=()) for r in wide.values()],
         curvature=[LandscapeRun(**landscape, epochs=e) for e in (by_scale(1, 10, 10, scale), cifar.epochs)],
         depth=[short.replace(repeats=5, skip=skip) for skip in (False, True)],
-        width=[short.replace(base=b) for b in by_scale((4, 16), (32, 64, 128, 512), (32, 64, 128, 512, 1024), scale)],
+        width=[r.replace(base=b) for r in colored for b in widths],
         regularizer=[short.replace(regularizer=k) for k in ('BatchNorm', 'dropout .1')],
         random=[cifar.replace(reservoir='orthogonal'), cifar.replace(freeze_after=1)])
     found = {}
@@ -686,10 +689,10 @@ def deciding_runs(small: pd.DataFrame | None,  # Results of `reservoir_runs`, if
     rest = [] if small is None else [small[~small['task.dataset'].isin(datasets)]]
     found['networks'] = pd.concat([*networks, *rest], ignore_index=True)
     wide = recorded['width256']
-    main = wide[wide['task.dataset'] == wide['task.dataset'].iloc[0]]
     for name, key in dict(by_depth='depth', by_width='width', by_regularizer='regularizer').items():
         if key not in recorded: continue
-        same_epochs = _until(main, recorded[key].epochs.iloc[0])
+        same_datasets = wide[wide['task.dataset'].isin(recorded[key]['task.dataset'])]
+        same_epochs = _until(same_datasets, recorded[key].epochs.iloc[0])
         found[name] = pd.concat([recorded[key], same_epochs], ignore_index=True)
     if 'front' in recorded:
         found['by_position'] = pd.concat([recorded['front'], *networks], ignore_index=True)
