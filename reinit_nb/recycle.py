@@ -801,9 +801,10 @@ class RecycleCallback(FitCallback):
             self.ages = {n: torch.zeros(len(o), dtype=torch.int32, device=device) for n, o in found.items()}
 
     def _find_layers(self, model, x):
-        if self._needs_activation and hasattr(self.learn.model, '_orig_mod'):
-            raise ReinitError('the model is compiled, and its activations cannot be seen: compile it after training, '
-                              "or use score='gradient'")
+        def is_compiled(m): return hasattr(m, '_orig_mod') or m._compiled_call_impl is not None
+        if self._needs_activation and any(map(is_compiled, self.learn.model.modules())):
+            raise ReinitError('the model or a part of it is compiled, and activations cannot be seen: compile it after '
+                              "training, or use score='gradient'")
         units = find_units(model, x, self.pairs)
         found = {o.layer: o for o in units.layer_units(self.shared)}
         self._check_layers(model, units, found)

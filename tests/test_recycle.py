@@ -945,6 +945,16 @@ def test_refusals_leave_the_model_alone():
         assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
         assert not any(m._forward_pre_hooks for m in net.modules())
 
+@pytest.mark.parametrize('how', ['around the model', 'around a part', 'in place'])
+def test_compiled_parts_are_refused(how):
+    "Their activations are not seen, and units would be left out without a word"
+    net = mlp()
+    if how == 'around the model': net = torch.compile(net, backend='eager')
+    elif how == 'around a part': net[2] = torch.compile(net[2], backend='eager')
+    else: net[2].compile(backend='eager')
+    with pytest.raises(ReinitError, match='a part of it is compiled'): fit(net, ReDoCallback())
+    torch._dynamo.reset()
+
 @pytest.mark.parametrize('make,says', [
     (lambda: RecycleCallback('activity'), "score='activity' is not known; did you mean 'activation'"),
     (lambda: RecycleCallback('magnitude'), "score='magnitude' is not known"),
