@@ -598,9 +598,9 @@ def run_network_stream(run: StreamRun,
         right.append(float(cpu_double(out.argmax(1) == y).mean()))   # before the step
         return nn.functional.cross_entropy(out, y)
     callbacks = stream_callbacks(run)
-    loaders = DataLoaders(_TaskLoader(), _TaskLoader(), device=device)
+    nothing = DataLoaders(_TaskLoader(), _TaskLoader(), device=device)
     adam = partial(OptimWrapper, opt=torch.optim.Adam)
-    learn = Learner(loaders, net, loss, adam, cbs=callbacks, wd_bn_bias=True)
+    learn = Learner(nothing, net, loss, adam, cbs=callbacks, wd_bn_bias=True)
     learn.remove_cb(ProgressCallback).logger = noop
     penalty = 2 * run.strength if run.arm == 'L2' else 0.   # torch's Adam adds it to the gradient
     rows = []
