@@ -62,7 +62,7 @@ NO_DEVICE = {
     'blocks': 'nearest_module_hint',                      # texts
     'checkpoint': 'first_words',
     'synthetic': 'synthetic_dls',                         # loaders on the CPU
-    'vision': 'paper_tasks draw_augmentation as_images',  # draws and files are on the CPU
+    'vision': 'draw_augmentation as_images',              # draws and files are on the CPU
     'models': 'Skip',                                     # only for networks with residual connections
     'rounds': 'plan_table plot_round_plan plot_log plot_losses',
     'freezing': 'plot_freezing_plan',
