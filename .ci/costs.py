@@ -4,7 +4,8 @@ Seconds come from the published results: as recorded with each run, or else the 
 without pauses of more than half an hour, times the cores of the machine, divided by the runs. That is an upper bound:
 cores may have waited.
 Memory is measured with --memory: the first portion of each file is run with few steps in a process of its own, and its
-peak is taken. Otherwise the memory that the table has already is kept; `--memory FILE…` measures these files only.
+peak is taken; `--memory FILE…` measures these files only. With `--store DIR…` it is the largest that the records of
+stores have. Otherwise the memory that the table has already is kept.
 Files without published results have a row if their memory was measured.
 """
 
@@ -84,6 +85,13 @@ def known_memory():
     return pd.read_csv(table, index_col='file').memory_mb.to_dict() if table.exists() else {}
 
 
+def stored_mb(source, stores):
+    "Largest memory of a process that the records of stores have for a file"
+    recipes = flatten_recipes(source.lists('laptop', None))
+    records = [store.record(recipe) for store in stores for recipe in recipes]
+    return max((o['memory_mb'] for o in records if o and o.get('memory_mb')), default=None)
+
+
 def row_of(file, memory):
     "What the table says of a results file; `None`: nothing is known"
     path = root / 'results' / f'{file}_laptop.csv'
@@ -101,6 +109,7 @@ if __name__ == '__main__':
         sys.exit()
     wanted = sys.argv[2:] if sys.argv[1:2] == ['--memory'] else ()
     everything = sys.argv[1:] == ['--memory']
+    stores = [Store(folder) for folder in sys.argv[2:]] if sys.argv[1:2] == ['--store'] else ()
     memory = known_memory()
     rows = []
     for study in all_studies().values():
@@ -110,6 +119,7 @@ if __name__ == '__main__':
             if everything or file in wanted:
                 memory[file] = measured(study.name, file)
                 print(file, memory[file], flush=True)
+            memory[file] = stored_mb(source, stores) or memory.get(file)
             rows.append(row_of(file, memory.get(file)))
     df = pd.DataFrame([row for row in rows if row])
     whole = dict(runs='Int64', memory_mb='Int64')

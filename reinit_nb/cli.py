@@ -421,13 +421,13 @@ def _image_network(run, pixels):
     import torch
     from torchvision.models import resnet50
 
-    from reinit_nb.models import MODELS, model
+    from reinit_nb.models import model
     from reinit_nb.studies.spectra import image_net
     with torch.device('meta'):
         if getattr(run, 'pretrained', None): return resnet50()
         if ':' in run.model: return image_net(run.model)
-        if run.model not in MODELS: return image_net(run.model, size=pixels, width=run.width)
-        return model(run.model, size=pixels, width=run.width, norm=getattr(run, 'norm', None))
+        if hasattr(run, 'path'): return model(run.model, size=pixels, width=run.width, norm=run.norm)
+        return image_net(run.model, size=pixels, width=run.width)
 
 # %% ../nbs/90_cli.ipynb #90dd0004
 def _wave_operations(run):
@@ -467,7 +467,7 @@ def training_operations(recipes: list  # Of one kind
 
 def training_memory(recipes: list  # Of one kind
                    ) -> float | None:  # MB; `None`: not networks of images
-    "Estimate what training takes on a GPU: weights with gradients and moments, outputs of layers with gradients"
+    "Estimate what training takes on a GPU: weights, gradients and two moments, and the outputs of all layers"
     from reinit_nb.datasets import dataset_catalog
     from reinit_nb.models import count_params, layer_table
     pixels = dataset_catalog().pixels
@@ -482,7 +482,7 @@ def training_memory(recipes: list  # Of one kind
     for (*_, size), (run, batch) in largest.items():
         net = _image_network(run, size)
         outputs = sum(math.prod(shape) for shape in layer_table(net, size).output)
-        needed.append(4 * (4 * count_params(net) + 2 * batch * outputs))
+        needed.append(4 * (4 * count_params(net) + batch * outputs))   # bytes of float32
     return max(needed, default=0) / 2**20
 
 # %% ../nbs/90_cli.ipynb #90dd0006
@@ -525,8 +525,9 @@ def _estimated_memory(study, recipes, recorded):
     known = []
     for file, source in study.files.items():
         memory = recorded.get((file, 'laptop'), {}).get('memory_mb')
-        if memory and any(isinstance(recipes[0], type(run)) for run in flatten_recipes(source.lists('laptop', None))[:1]):
-            known.append(memory)
+        if not memory: continue
+        like = flatten_recipes(source.lists('laptop', None))[0]
+        if isinstance(recipes[0], type(like)): known.append(memory)
     return max(known, default=None)
 
 def _file_cost(study, file, recorded, scale, seeds, store):

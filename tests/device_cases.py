@@ -534,6 +534,28 @@ def small_functions(device):
                 **trace_outputs(small_mlp(device), ['0', '2'], x))
 
 @case
+def estimated_memory(device):
+    "Dry runs estimate what training takes on a device: a little more than the peak"
+    import pretend_device
+
+    from reinit_nb.cli import training_memory
+    from reinit_nb.models import model
+    from reinit_nb.path import Learn, Run
+    from reinit_nb.vision import Task
+    for name, width, norm in (('scnn', .5, 'layer'), ('resnet18', .25, 'batch'), ('mobilenet', .5, 'layer')):
+        run = Run(name, Task('cifar10'), Learn(batch=8, epochs=10), width=width, norm=norm)
+        net = model(name, size=32, width=width, norm=norm, seed=0)
+        with pretend_device.watch() as record:
+            net.to(device)
+            opt = torch.optim.SGD(net.parameters(), lr=.01, momentum=.9)
+            for _ in range(2):
+                net(torch.zeros(8, 3, 32, 32, device=device)).square().mean().backward()
+                opt.step()
+                opt.zero_grad()
+        if torch.device(device).type != 'cpu': assert .5 < record.peak / 2**20 / training_memory([run]) < .95, name
+    return dict(estimate=training_memory([run]))
+
+@case
 def watching_callbacks(device):
     "Callbacks that measure while a network trains"
     from reinit_nb.frozen import MutuallyFrozenCallback
