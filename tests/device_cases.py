@@ -6,6 +6,7 @@ Every case gets a device and returns tables or numbers; its inputs are on the CP
 import inspect
 import json
 import os
+import pkgutil
 import sys
 import time
 import traceback
@@ -236,10 +237,11 @@ def interventions(device):
 
 @case
 def task_streams(device):
-    from reinit_nb.studies.plasticity import STAGE_ARMS, STREAM_ARMS, StreamRun, run_streams
+    from reinit_nb.studies.plasticity import ENTRY_ARMS, STAGE_ARMS, STREAM_ARMS, StreamRun, run_streams
     strengths = {'L2': .01, 'L2 Init': .01, 'S&P': .6, 'CBP': .02, 'ReDo': .3}
+    strengths |= {arm: strengths[like] for arm, like in ENTRY_ARMS.items()}
     found = {}
-    for problem, arms in dict(permuted_mnist=STREAM_ARMS, warm_start=STAGE_ARMS).items():
+    for problem, arms in dict(permuted_mnist=[*STREAM_ARMS, *ENTRY_ARMS], warm_start=STAGE_ARMS).items():
         base = StreamRun(problem, dataset='digits', tasks=2, images=60, steps=10, batch=8, hidden=(12, 8), every=5,
                          maturity=3, probe=40)
         runs = [base.replace(arm=arm, strength=strengths.get(arm, 0.), seed=s) for s in range(2) for arm in arms]
@@ -508,13 +510,13 @@ def interventions_in_fits(device):
         DASHCallback,
         HareTortoiseCallback,
         HoldZerosCallback,
-        InterveneCallback,
         L2InitCallback,
+        remedy,
         sparse_masks,
     )
     masks = sparse_masks(small_relu(device), 'double', .3)
     cbs = dict(l2=L2InitCallback(.1), hare=HareTortoiseCallback(.8, 3), dash=DASHCallback(epochs=[2]),
-               shrink=InterveneCallback('shrink', epochs=[2]), zeros=HoldZerosCallback(masks))
+               shrink=remedy('shrink', epochs=[2]), zeros=HoldZerosCallback(masks))
     return {name: _fitted(device, cb) for name, cb in cbs.items()}
 
 @case
@@ -522,6 +524,45 @@ def health_of_a_network(device):
     from reinit_nb.health import health, trainability
     return dict(mlp=health(small_relu(device), [rows_of(20), rows_of(12)]), cnn=health(small_cnn(device), images()),
                 fitted=trainability(small_relu(device), rows_of(20)[0], steps=8, seeds=2))
+
+@case
+def small_functions(device):
+    "Functions of tensors, and those that look at a network's blocks"
+    from reinit_nb.blocks import trace_outputs
+    from reinit_nb.core import Streams
+    from reinit_nb.recycle import adam_update
+    from reinit_nb.reinit import rescale
+    from reinit_nb.synthetic import SyntheticTask, bayes_accuracy, bayes_predict, make_synthetic
+    x, y = rows_of()
+    w = x.to(device)
+    task = SyntheticTask(n_train=60, n_test=40)
+    points = make_synthetic(task, Streams(0))[0]
+    steps = torch.arange(1, 6, device=device)
+    return dict(rescaled=rescale(w, 2.), adam=adam_update(w, w.square(), steps, .1, .9, .999, 1e-8),
+                predicted=bayes_predict(task, points.to(device)), best=bayes_accuracy(task),
+                **trace_outputs(small_mlp(device), ['0', '2'], x))
+
+@case
+def estimated_memory(device):
+    "Dry runs estimate what training takes on a device: a little more than the peak"
+    import pretend_device
+
+    from reinit_nb.cli import training_memory
+    from reinit_nb.models import model
+    from reinit_nb.path import Learn, Run
+    from reinit_nb.vision import Task
+    for name, width, norm in (('scnn', .5, 'layer'), ('resnet18', .25, 'batch'), ('mobilenet', .5, 'layer')):
+        run = Run(name, Task('cifar10'), Learn(batch=8, epochs=10), width=width, norm=norm)
+        net = model(name, size=32, width=width, norm=norm, seed=0)
+        with pretend_device.watch() as record:
+            net.to(device)
+            opt = torch.optim.SGD(net.parameters(), lr=.01, momentum=.9)
+            for _ in range(2):
+                net(torch.zeros(8, 3, 32, 32, device=device)).square().mean().backward()
+                opt.step()
+                opt.zero_grad()
+        if torch.device(device).type != 'cpu': assert .5 < record.peak / 2**20 / training_memory([run]) < .95, name
+    return dict(estimate=training_memory([run]))
 
 @case
 def watching_callbacks(device):
@@ -712,9 +753,14 @@ def run_case(name, device, watch=None, **kw):
     except Exception: out['error'] = traceback.format_exc()
     return out | dict(seconds=round(time.perf_counter() - start, 2))
 
-MEASUREMENTS = ('init', 'fixed_norm', 'models', 'rounds', 'freezing', 'prefix_cache', 'separability', 'wiring',
-                'frozen', 'between', 'stability', 'flatness', 'spectrum', 'coordinate_nets', 'recycle', 'path',
-                'compare', 'health')
+# Modules whose public functions see no tensor of a device; studies, claims and reports work with tables
+NO_TENSORS = ('cli', 'core', 'cover', 'datasets', 'stats', 'store', 'sweep', 'timing', 'workers', 'zoo')
+
+def measuring_modules() -> list:
+    "Return the names of all modules of the library but those of `NO_TENSORS`; a new one is among them"
+    import reinit_nb
+    names = [o.name for o in pkgutil.iter_modules(reinit_nb.__path__) if not o.ispkg and o.name[0] != '_']
+    return [name for name in names if name not in NO_TENSORS]
 
 @contextmanager
 def watch_calls(called: set):
@@ -737,7 +783,7 @@ def _codes(value):
 def not_called(called) -> list:
     "Return the public functions and classes of the measurements that no case has called, as `module.name`"
     names = []
-    for short in MEASUREMENTS:
+    for short in measuring_modules():
         module = import_module(f'reinit_nb.{short}')
         public = {name: _codes(getattr(module, name)) for name in module.__all__}
         names += [f'{short}.{name}' for name, codes in public.items() if codes and not codes & called]

@@ -630,6 +630,40 @@ def test_dry_run_at_other_scales(monkeypatch, capsys):
     assert 'GPU-h' in printed and "no data found for 'cars196'" in printed and 'reinit_data list' in printed
 
 
+def test_lists_without_records_are_estimated():
+    "By the same runs with other seeds, by operations on a GPU, or in proportion to recorded lists of the study"
+    recorded = cli._recorded_costs()
+    def cost(study, file, scale):
+        study = get_study(study)
+        recipes = common.flatten_recipes(study.files[file].lists(scale, None))
+        return cli._estimated_cost(study, recipes, scale, recorded)
+    seconds = recorded['synthetic', 'laptop']['seconds']
+    assert cost('synthetic', 'synthetic', 'paper') == (seconds, 'core', False)   # more seeds
+    for study, file, scale, unit in (('freezing', 'freezing_front', 'laptop', 'core'),
+                                     ('transfer', 'transfer_rates_annealed', 'laptop', 'core'),
+                                     ('spectra', 'spectra', 'paper', 'core'),
+                                     ('plasticity', 'plasticity', 'paper', 'core'),
+                                     ('frozen_weights', 'frozen_weights_pairs', 'paper', 'GPU'),
+                                     ('interventions', 'interventions', 'paper', 'GPU')):
+        seconds, *more = cost(study, file, scale)
+        assert more == [unit, True] and 1 < seconds < 10**5, file
+    some = {('freezing_front', 'laptop'): dict(memory_mb=3000.)}
+    study = get_study('freezing')
+    for file, known in (('freezing_depth', 3000.), ('freezing_landscape', 3000.)):
+        recipes = common.flatten_recipes(study.files[file].lists('laptop', None))
+        assert cli._estimated_memory(study, recipes, some) == known
+    waves = common.flatten_recipes(get_study('spectra').files['spectra'].lists('laptop', None))
+    assert cli._estimated_memory(get_study('spectra'), waves, some) is None and cli.training_memory(waves) is None
+
+
+def test_dry_run_marks_estimates(monkeypatch, capsys):
+    monkeypatch.setattr(cli, '_estimated_cost', lambda *args: (3600., 'core', True))
+    monkeypatch.setattr(cli, '_recorded_costs', dict)
+    assert reinit_repro(['synthetic', '--scale', 'laptop', '--dry-run']) == 0
+    printed = capsys.readouterr().out
+    assert '~ 720.0 core-h' in printed and '~ marks estimates' in printed
+
+
 @pytest.mark.parametrize('argv, message', [
     (['--gpus', '0'], '--gpus=0 should be a whole number >= 1'),
     (['--gpus', '99'], "gpus=99: there is no 'cuda:"),

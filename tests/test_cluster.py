@@ -267,6 +267,33 @@ def test_four_copies_of_the_slurm_script_share_the_work(tmp_path, method):
     assert all(o['tables'] == told[0]['tables'] for o in told)
 
 
+@posix
+@pytest.mark.parametrize('name', ['slurm_array.sh', 'slurm_ray.sh'])
+def test_scripts_call_the_command(name, tmp_path):
+    "With one process per GPU where there are any, and a report for each command"
+    bin = tmp_path / 'bin'
+    bin.mkdir()
+    stubs = dict(reinit_repro='echo "$@"', srun='while [ "$1" != reinit_repro ]; do shift; done; "$@"',
+                 scontrol='echo first')
+    for stub, text in stubs.items():
+        (bin / stub).write_text(f'#!/bin/bash\n{text}\n')
+        (bin / stub).chmod(0o755)
+    known = {k: v for k, v in os.environ.items() if not k.startswith(('SLURM', 'OUT'))}
+    env = known | dict(PATH=f'{bin}:{os.environ["PATH"]}', REINIT_RUNS=str(tmp_path / 'runs'), SLURM_NNODES='2',
+                       SLURM_JOB_NODELIST='n[1-2]')
+    def called(*args, **more):
+        argv = ['bash', str(ROOT / 'nbs' / 'tutorials' / name), *args]
+        return subprocess.run(argv, env=env | more, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    out = f'--out {tmp_path}/runs-report/reinit_cnn_--scale_paper'
+    plain = called('reinit_cnn', '--scale', 'paper')
+    if name == 'slurm_ray.sh':
+        assert plain == f'reinit_cnn --scale paper --cluster auto {out}'
+        return
+    assert plain == f'reinit_cnn --scale paper --workers 1 {out}'
+    assert called('all', SLURM_CPUS_PER_TASK='4', OUT='o') == 'all --workers 4 --out o'
+    assert called('all', SLURM_GPUS_ON_NODE='2', OUT='o') == 'all --gpus 2 --out o'
+
+
 def test_scripts_hold_together():
     "The options that the job scripts use exist; the signal reaches Python"
     from reinit_nb.cli import repro_parser
@@ -277,6 +304,6 @@ def test_scripts_hold_together():
     args = parser.parse_args(['reinit_cnn', '--cluster', 'auto', '--out', 'o'])
     assert args.cluster == 'auto'
     text = array.read_text()
-    assert 'exec reinit_repro "$@" --workers' in text and '--signal=B:TERM' in text
+    assert 'exec reinit_repro "$@" "${places[@]}" --out' in text and '--signal=B:TERM' in text
     assert 'ray symmetric-run --address' in ray.read_text() and '--cluster auto' in ray.read_text()
     for file in (array, ray): assert subprocess.run(['bash', '-n', str(file)]).returncode == 0

@@ -58,6 +58,11 @@ def test_the_device_computes_what_the_cpu_computes(name, found):
 # Public names of measurements that need no case, because they compute with tables, numbers or symbols, or only draw
 NO_DEVICE = {
     'init': 'reset_rule fill_constant register_values',   # registration of rules
+    'baselines': 'label_colors method_options',           # tables and names
+    'blocks': 'nearest_module_hint',                      # texts
+    'checkpoint': 'first_words',
+    'synthetic': 'synthetic_dls',                         # loaders on the CPU
+    'vision': 'draw_augmentation as_images',              # draws and files are on the CPU
     'models': 'Skip',                                     # only for networks with residual connections
     'rounds': 'plan_table plot_round_plan plot_log plot_losses',
     'freezing': 'plot_freezing_plan',
@@ -76,7 +81,7 @@ NO_DEVICE = {
     'coordinate_nets': 'plot_spectral_law',
     'path': 'imagenet_start path_status plot_path training_fit',   # files and tables
     'compare': 'differences_to summarize_comparison plot_comparison comparison_power comparison_runs',
-    'health': 'plot_health trainability_summary plot_trainability'}
+    'health': 'plot_health trainability_summary trainability_ratio plot_trainability'}
 
 def test_every_measurement_is_called(found):
     "A new function needs a case, or a reason why not"

@@ -12,6 +12,10 @@ export REINIT_RUNS=${REINIT_RUNS:-$HOME/reinit_runs}    # a folder that all node
 export OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" \
+name="$*"                                               # a report for each command
+out=${OUT:-$REINIT_RUNS-report/${name//[ \/]/_}}
+
+# no binding: the task of a node, and all workers that it starts, may use all of its cores
+srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --cpu-bind=none \
     ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" -- \
-    reinit_repro "$@" --cluster auto --out "${OUT:-$REINIT_RUNS-report}"
+    reinit_repro "$@" --cluster auto --out "$out"
