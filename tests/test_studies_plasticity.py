@@ -28,6 +28,7 @@ from reinit_nb.studies.plasticity import (
     batch_order,
     best_settings,
     entry_streams,
+    entry_table,
     intervene_network,
     judged_streams,
     longer_streams,
@@ -484,6 +485,21 @@ def test_streams_by_entry_differ_from_the_judged_ones_in_the_arm_only():
     judged = [r for r in flatten_recipes(judged_streams('laptop')) if r.arm in ('CBP', 'ReDo')]
     by_entry = entry_streams('laptop')
     assert {r.replace(arm=ENTRY_ARMS[r.arm]) for r in by_entry} == set(judged) and len(by_entry) == len(judged) == 100
+    assert 'entry' not in {part for claim in CLAIMS for part in claim.needs}
+    assert set(STUDY.load(find_results()).part('entry').recipe) == {r.hash for r in by_entry}
+
+
+def test_gains_of_counts_by_entry():
+    def streams(**accuracies):
+        rows = [dict(recipe=f'{arm}{seed}', problem='random_cifar', arm=arm, seed=seed, task=task, scored=True,
+                     online_acc=acc + .01 * seed * (arm != 'plain'))
+                for arm, acc in accuracies.items() for seed in range(3) for task in range(4)]
+        return pd.DataFrame(rows)
+    judged = streams(plain=.5, CBP=.6, ReDo=.7)
+    by_entry = streams(**{'CBP, entry steps': .62, 'ReDo, entry steps': .7})
+    t = entry_table(judged, by_entry)['mean']
+    assert t['CBP, entry steps', 'CBP'] == '+2.00 [+2.00, +2.00]' and t['ReDo, entry steps', 'ReDo'].startswith('+0.00')
+    assert t['ReDo, entry steps', 'plain'].startswith('+21.00')
 
 
 def test_longer_streams_differ_from_the_judged_ones_in_length_and_seeds_only():
@@ -544,7 +560,7 @@ def test_study_from_recipes_to_claims_at_smoke_scale(tmp_path):
     store = Store(tmp_path / 'runs')
     options = dict(store=store, show=False, workers=1)
     paths = write_results(STUDY, tmp_path / 'results', 'smoke', **options)
-    names = ('plasticity', 'plasticity_tuning', 'plasticity_longer')
+    names = ('plasticity', 'plasticity_tuning', 'plasticity_longer', 'plasticity_entry')
     assert [p.name for p in paths] == [f'{name}_smoke.csv' for name in names]
     results = StudyResults(STUDY, tmp_path / 'results', 'smoke')
     judged = judge_results({STUDY.name: results}).set_index('id')

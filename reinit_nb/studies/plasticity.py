@@ -11,7 +11,7 @@ __all__ = ['STREAM_PROBLEMS', 'STAGE_PROBLEMS', 'STREAM_ARMS', 'STAGE_ARMS', 'EN
            'intervene_network', 'run_network_stream', 'train_task', 'run_streams', 'missing_stream_images',
            'arm_settings', 'stream_recipe', 'tuning_recipes', 'best_settings', 'tuned_settings', 'judged_streams',
            'judged_stages', 'plasticity_lists', 'longer_streams', 'entry_streams', 'stream_part', 'stream_table',
-           'stage_table', 'plot_streams', 'plot_stages']
+           'entry_table', 'stage_table', 'plot_streams', 'plot_stages']
 
 # %% ../../nbs/69_studies.plasticity.ipynb #5033a52c
 import math
@@ -52,7 +52,7 @@ from reinit_nb.ensemble import (
 )
 from ..init import draw_weights
 from ..reinit import layerwise_weights, norm_of, reinit
-from ..stats import format_interval, paired_interval, summary
+from ..stats import format_interval, mean_interval, paired_differences, paired_interval, summary
 from ..store import paper_table
 from .common import Figure, ResultsFile, Study, Table, color_of, flatten_recipes, line_ends, seed_range
 from ..sweep import Engine
@@ -845,6 +845,23 @@ def stream_table(df: pd.DataFrame,  # Results of streams
     arms, problems = (list(dict.fromkeys(t[k])) for k in ('arm', 'problem'))
     return wide.loc[arms, problems].rename(columns=STREAM_PROBLEMS).rename_axis(index=None, columns=None)
 
+# %% ../../nbs/69_studies.plasticity.ipynb #entry004
+def entry_table(judged: pd.DataFrame,  # Results of `judged_streams`
+                by_entry: pd.DataFrame  # Results of `entry_streams`
+               ) -> pd.DataFrame:  # A row for each arm, a column for each problem and their mean: points [95%]
+    "Return what arms gain by counts by entry over the judged arms, and over plain training"
+    part = stream_part(pd.concat([judged, by_entry], ignore_index=True), 'last', ['online_acc'])
+    rows = []
+    for arm, counted_together in ENTRY_ARMS.items():
+        for other in (counted_together, 'plain'):
+            pairs = paired_differences(part, 'online_acc', arm, other, 'arm', ['problem', 'seed'])
+            groups = {STREAM_PROBLEMS[k]: g.difference for k, g in pairs.groupby('problem', sort=False)}
+            groups['mean'] = pairs.groupby('seed').difference.mean()
+            intervals = {k: mean_interval(v) for k, v in groups.items()}
+            cells = {k: format_interval(o['mean'], o['lo'], o['hi'], 2) for k, o in intervals.items()}
+            rows.append({'arm': arm, 'minus': other} | cells)
+    return pd.DataFrame(rows).set_index(['arm', 'minus'])
+
 # %% ../../nbs/69_studies.plasticity.ipynb #ca77e16a
 def stage_table(df: pd.DataFrame  # Results of `warm_start` or `growing`
                ) -> pd.DataFrame:  # A row for each arm: test, train (percent), minus cold, minus warm (points [95%])
@@ -929,7 +946,9 @@ STUDY = Study(
         plasticity_tuning=ResultsFile(lambda scale=None, seeds=None: dict(tuning=tuning_recipes(scale, seeds)),
                                       STREAM_ENGINE),
         plasticity_longer=ResultsFile(lambda scale=None, seeds=None: dict(longer=longer_streams(scale, seeds)),
-                                      STREAM_ENGINE)),
+                                      STREAM_ENGINE),
+        plasticity_entry=ResultsFile(lambda scale=None, seeds=None: dict(entry=entry_streams(scale, seeds)),
+                                     STREAM_ENGINE)),
     claims=tuple(f'P{i}' for i in range(1, 13)),
     exhibits=dict(
         online=Figure(plot_streams, _streams_alt, ('streams',), _STREAMS),
@@ -939,6 +958,9 @@ STUDY = Study(
                        _STREAMS),
         longer=Figure(plot_streams, _streams_alt, ('longer',), _STREAMS,
                       'Five times as many tasks, other seeds; not judged'),
+        entry=Table(entry_table, ('streams', 'entry'), 'Points of online accuracy, last quarter of the tasks [95% '
+                    'interval]: recycled entries count Adam\'s steps themselves, minus the judged arm, and minus plain '
+                    'training; not judged', _STREAMS, folded=True),
         settings=Table(_tuning_table, ('tuning',), 'The best of six settings for each arm, on three other seeds',
                        _STREAMS, digits=5, folded=True),
         warm=Table(stage_table, ('warm_start',), 'After training on half of the data and then on all of it', _STAGES),
