@@ -36,7 +36,7 @@ from reinit_nb.store import Store
 from reinit_nb.studies.common import Table, all_studies, flatten_recipes, get_study
 from reinit_nb.studies.freezing import FREEZING_DATASETS, default_reservoir
 from reinit_nb.studies.synthetic import table1_recipes, table5_recipes
-from reinit_nb.studies.transfer import transfer_lists, warm_start_runs
+from reinit_nb.studies.transfer import annealed_warm_runs, transfer_lists
 from reinit_nb.sweep import run_sweep
 
 DATA = RESULTS.parent / 'reinit_nb/data'
@@ -513,10 +513,10 @@ def test_sparse_networks_are_those_of_the_file(opened):
 
 @needs_browser
 def test_warm_starts_are_those_of_the_file(opened):
-    rows = published('transfer')
+    rows = published('transfer_warm_annealed')
     last = rows[rows.stage == rows.groupby('recipe').stage.transform('max')].set_index('recipe').test_acc
     shown = cells(opened, get_study('transfer').tables['warm'].caption).set_index(['learning rate', 'start'])
-    lists = warm_start_runs('laptop')
+    lists = annealed_warm_runs('laptop')
     assert len(shown) == len(lists)
     for (start, rate), recipes in lists.items():
         mean = last[[recipe.hash for recipe in recipes]].mean()
